@@ -23,24 +23,27 @@ import json
 import math
 import os
 import platform
-import random
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 
@@ -173,80 +176,74 @@ def parse_args(argv: list[str] | None = None) -> Args:
     free = "resume evaluate track wandb_project_name wandb_entity capture_video checkpoint_every eval_episodes"
     for name in [*free.split(), "eval_deterministic"]:
         setattr(stored, name, getattr(args, name))
-    given = tyro.cli(Args, args=argv, default=stored)
-    changed = [f.name for f in fields(Args) if getattr(given, f.name) != getattr(stored, f.name)]
+    given = asdict(tyro.cli(Args, args=argv, default=stored))
+    changed = [(name, value) for name, value in asdict(stored).items() if given[name] != value]
     if changed:
-        what = ", ".join(f"--{name.replace('_', '-')} ({getattr(stored, name)} in the run)" for name in changed)
-        sys.exit(f"error: a run keeps its configuration, but the command line changes {what}")
+        what = ", ".join(f"--{name.replace('_', '-')} ({value} in the run, {given[name]} asked)" for name, value in changed)
+        sys.exit(f"error: {run_dir} keeps its configuration, it cannot change {what}")
     return stored
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers if a value makes no sense; nothing has been created yet."""
-    numbers = {f.name: getattr(args, f.name) for f in fields(args) if isinstance(getattr(args, f.name), (int, float))}
-    positive = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs clip_coef adam_eps"
-    signed = {"init_log_std"}
-    for name, value in numbers.items():
-        flag = f"--{name.replace('_', '-')} ({value})"
-        if not math.isfinite(value):
-            sys.exit(f"error: {flag} must be a finite number")
-        if value < 0 and name not in signed:
-            sys.exit(f"error: {flag} must not be negative")
-        if value == 0 and name in positive.split():
-            sys.exit(f"error: {flag} must be greater than 0")
-    for name in ("gamma", "gae_lambda"):
-        if numbers[name] > 1:
-            sys.exit(f"error: --{name.replace('_', '-')} ({numbers[name]}) must be between 0 and 1")
+    """Stop with one line that names flags and numbers if a value makes no sense; nothing has been created yet."""
+    positive = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs clip_coef adam_eps".split()
+    for name, value in asdict(args).items():
+        flag = f"error: --{name.replace('_', '-')} ({value})"
+        if isinstance(value, (int, float)):
+            if not math.isfinite(value) or (value < 0 and name != "init_log_std") or (value == 0 and name in positive):
+                sys.exit(f"{flag} must be a finite number{' above 0' if name in positive else ', not negative'}")
+            if value > 1 and name in ("gamma", "gae_lambda"):
+                sys.exit(f"{flag} must not be above 1")
+    for name, choices in {"activation": ("tanh", "relu"), "env_backend": ("sync", "async", "envpool")}.items():
+        if getattr(args, name) not in choices:
+            sys.exit(f"error: --{name.replace('_', '-')} ({getattr(args, name)}) must be one of {', '.join(choices)}")
+    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     if args.batch_size % args.num_minibatches:
-        sys.exit(
-            f"error: num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size}) must be "
-            f"divisible by --num-minibatches ({args.num_minibatches})"
-        )
+        sys.exit(f"error: {batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     if args.total_timesteps < args.batch_size:
-        sys.exit(
-            f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of num_envs * num_steps "
-            f"({args.num_envs} * {args.num_steps} = {args.batch_size}): nothing would be trained"
-        )
-    for name, allowed in {"activation": ("tanh", "relu"), "env_backend": ("sync", "async", "envpool")}.items():
-        if getattr(args, name) not in allowed:
-            sys.exit(f"error: --{name.replace('_', '-')} ({getattr(args, name)}) must be one of {', '.join(allowed)}")
+        sys.exit(f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
     if args.capture_video and args.env_backend != "sync":
         sys.exit(f"error: --capture-video needs --env-backend sync, not {args.env_backend}")
+    if args.cuda and not torch.cuda.is_available():
+        sys.exit(f"error: --cuda, but torch {torch.__version__} finds no GPU")
 
 
 # -- environment --
+def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> None:
+    """Stop with one line if the environment does not map vectors to Box actions."""
+    for what, space in {"observation": obs_space, "action": action_space}.items():
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            sys.exit(f"error: --env-id ({args.env_id}) has {what} space {space}; this script needs a vector Box")
+    if args.squash_actions and not action_space.is_bounded():
+        sys.exit(f"error: --squash-actions needs a bounded action space, {args.env_id} has {action_space}")
+
+
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment; with `video_dir` it renders and records episodes there (gym.wrappers.RecordVideo's schedule)."""
-    if video_dir and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's way to render without a screen
+    """One Gymnasium environment; with `video_dir` it records episodes there on RecordVideo's schedule."""
+    if not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(cache(print))  # each of MuJoCo's warnings once, not once per environment
     try:
-        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None, disable_env_checker=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # v4 is asked for on purpose
+            env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None, disable_env_checker=True)
     except gym.error.Error as error:
         sys.exit(f"error: --env-id ({args.env_id}): {error}")
     if isinstance(env.observation_space, gym.spaces.Dict):
         env = gym.wrappers.FlattenObservation(env)
     check_spaces(args, env.observation_space, env.action_space)
-    if video_dir is None:
-        return env
-    try:
-        env.reset()
-        env.render()
-        return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # every renderer fails in its own way
-        sys.exit(
-            f"error: --capture-video cannot render {args.env_id} ({type(error).__name__}: {error}); MuJoCo without a "
-            "screen needs libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa), writing videos needs moviepy"
-        )
-
-
-def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> None:
-    """Stop with one line if the environment does not map vectors to Box actions."""
-    if not isinstance(action_space, gym.spaces.Box) or len(action_space.shape) != 1:
-        sys.exit(f"error: --env-id ({args.env_id}) has action space {action_space}; this script needs a vector Box")
-    if not isinstance(obs_space, gym.spaces.Box) or len(obs_space.shape) != 1:
-        sys.exit(f"error: --env-id ({args.env_id}) has observation space {obs_space}; this script needs a vector Box")
-    if args.squash_actions and not action_space.is_bounded():
-        sys.exit(f"error: --squash-actions needs a bounded action space, {args.env_id} has {action_space}")
+    if video_dir:
+        try:
+            env.reset()
+            env.render()
+            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        except Exception as error:  # every renderer fails in its own way
+            sys.exit(
+                f"error: --capture-video cannot render {args.env_id} ({error}); MuJoCo without a screen needs "
+                "libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa), writing a video needs moviepy"
+            )
+    return env
 
 
 def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
@@ -255,49 +252,45 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
     sync and async reset in the step that ends an episode (SAME_STEP; the last observation is in infos["final_obs"]),
     EnvPool in the step after it (NEXT_STEP; that step ignores its action and brings reward 0, see [S02]).
     """
-    if args.env_backend == "envpool":
-        try:
-            import envpool
+    if args.env_backend != "envpool":
+        videos = [run_dir / "videos" if args.capture_video and i == 0 else None for i in range(args.num_envs)]
+        make_fns = [lambda video_dir=video_dir: make_env(args, video_dir) for video_dir in videos]
+        vector_env = gym.vector.SyncVectorEnv if args.env_backend == "sync" else gym.vector.AsyncVectorEnv
+        return vector_env(make_fns, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    try:
+        import envpool
 
-            envs = envpool.make_gymnasium(
-                args.env_id, num_envs=args.num_envs, seed=args.seed, num_threads=args.env_threads
-            )
-        except ImportError:
-            sys.exit("error: --env-backend envpool needs the package envpool (uv run --with envpool ...); or use sync")
-        except Exception as error:
-            sys.exit(f"error: --env-id ({args.env_id}): EnvPool has no such environment ({error})")
-        check_spaces(args, envs.single_observation_space, envs.single_action_space)
-        return envs
-    videos = [run_dir / "videos" if args.capture_video and i == 0 else None for i in range(args.num_envs)]
-    make_fns = [lambda video_dir=video_dir: make_env(args, video_dir) for video_dir in videos]
-    vector_env = gym.vector.SyncVectorEnv if args.env_backend == "sync" else gym.vector.AsyncVectorEnv
-    return vector_env(make_fns, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": args.seed}
+        envs = envpool.make_gymnasium(args.env_id, **config)
+    except ImportError:
+        sys.exit("error: --env-backend envpool needs EnvPool (uv run --with envpool ...); sync and async do not")
+    except Exception as error:
+        sys.exit(f"error: --env-id ({args.env_id}): EnvPool cannot make it ({error})")
+    check_spaces(args, envs.single_observation_space, envs.single_action_space)
+    return envs
 
 
 def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> list[dict] | None:
-    """Read the exact state of Gymnasium's MuJoCo environments in this process, or write `states` back.
+    """The exact state of Gymnasium's MuJoCo environments in this process, after writing `states` into them if given.
 
-    Besides MuJoCo's integration state the rewards of Ant and Humanoid read body positions left by the last step.
+    Besides MuJoCo's integration state, Ant and Humanoid read body positions that their last step left.
     Returns None where the state cannot be had (other backends, other simulators).
     """
-    result = []
+    result, kind = [], mujoco.mjtState.mjSTATE_INTEGRATION
     for i, env in enumerate(getattr(envs, "envs", [])):
-        if not (hasattr(env.unwrapped, "data") and env.has_wrapper_attr("_elapsed_steps")):
+        if not isinstance(env.unwrapped, gym.envs.mujoco.MujocoEnv):
             return None
-        import mujoco
-
-        model, data, kind = env.unwrapped.model, env.unwrapped.data, mujoco.mjtState.mjSTATE_INTEGRATION
+        model, data, rng = env.unwrapped.model, env.unwrapped.data, env.unwrapped.np_random.bit_generator
         if states:
             mujoco.mj_setState(model, data, states[i]["integration"].numpy(), kind)
             data.xpos[:], data.xipos[:] = states[i]["xpos"].numpy(), states[i]["xipos"].numpy()
-            env.unwrapped.np_random.bit_generator.state = states[i]["rng"]
-            env.set_wrapper_attr("_elapsed_steps", states[i]["elapsed"])
+            rng.state = states[i]["rng"]
+            env.set_wrapper_attr("_elapsed_steps", states[i]["elapsed_steps"])
         integration = np.empty(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, data, integration, kind)
         arrays = {"integration": integration, "xpos": data.xpos, "xipos": data.xipos}
         state = {name: torch.tensor(array) for name, array in arrays.items()}
-        state["rng"] = env.unwrapped.np_random.bit_generator.state
-        result.append(state | {"elapsed": env.get_wrapper_attr("_elapsed_steps")})
+        result.append(state | {"rng": rng.state, "elapsed_steps": env.get_wrapper_attr("_elapsed_steps")})
     return result or None
 
 
@@ -544,78 +537,46 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         sys.exit(f"error: {path} is torn, or no checkpoint of {Path(__file__).name} ({type(error).__name__})")
 
 
-def rng_state() -> dict:
-    """The state of every random generator of this process, in types that weights_only loading accepts."""
-    name, keys, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    numpy_state = (name, torch.from_numpy(keys.astype(np.int64)), *rest)
-    return {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_rng_state(state: dict) -> None:
-    """Undo `rng_state`."""
-    name, keys, *rest = state["numpy"]
-    random.setstate(state["python"])
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-
-
 def provenance(args: Args) -> dict:
-    """What it takes to reproduce this run: configuration, command, commit, versions and hardware."""
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """What reproduces this run: configuration, command, commit, versions and hardware."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = next((line.split(": ")[1] for line in cpuinfo.splitlines() if "model name" in line), platform.processor())
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "mujoco", "numpy", "envpool"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            pass
+    gpu = [torch.cuda.get_device_name()] if args.cuda else []
+    packages = ["torch", "gymnasium", "mujoco", "numpy"] + ["envpool"] * (args.env_backend == "envpool")
     return {
         "args": asdict(args),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "commit": commit,
-        "versions": versions,
-        "hardware": f"{cpu}, {os.cpu_count()} cores"
-        + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""),
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in packages},
+        "hardware": ", ".join([cpu, f"{os.cpu_count()} cores", *gpu]),
     }
 
 
-def open_logs(args: Args, run_dir: Path, global_step: int, episodes_size: int):
-    """Create the run directory, or cut a resumed one back to its checkpoint; returns TensorBoard writer and
-    episodes.csv."""
-    from torch.utils.tensorboard import SummaryWriter
-
+def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
+    """TensorBoard writer and episodes.csv of a new run directory, or of a resumed one cut back to its checkpoint."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.json").write_text(json.dumps(provenance(args), indent=2))
-        shutil.copy(__file__, run_dir)
+        run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
+        if checkpoint is None:
+            (run_dir / "config.json").write_text(json.dumps(provenance(args), indent=2))
+            shutil.copy(__file__, run_dir)
         episodes = open(run_dir / "episodes.csv", "a")
-        episodes.truncate(episodes_size)
-        if episodes_size == 0:
+        episodes.truncate(checkpoint["episodes_size"] if checkpoint else 0)
+        if checkpoint is None:
             episodes.write("step,return,length,seconds\n")
         if args.track:
             import wandb
 
-            wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
-                name=run_dir.name,
-                dir=run_dir,
-                config=asdict(args),
-                sync_tensorboard=True,
-            )
-        writer = SummaryWriter(run_dir, purge_step=global_step + 1 if global_step else None)
-        writer.add_text("hyperparameters", "|param|value|\n|-|-|\n" + "\n".join(f"|{k}|{v}|" for k, v in asdict(args).items()))
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
+            wandb.init(**names, dir=run_dir, config=asdict(args), sync_tensorboard=True, save_code=True)
+        writer = SummaryWriter(run_dir, purge_step=checkpoint["global_step"] + 1 if checkpoint else None)
+        writer.add_text("hyperparameters", "\n".join(f"    {name}: {value}" for name, value in asdict(args).items()))
         return writer, episodes
     except OSError as error:
-        sys.exit(f"error: cannot write to the run directory {run_dir} ({error})")
+        sys.exit(f"error: cannot write the run directory {run_dir} ({error})")
     except ImportError:
-        sys.exit("error: --track needs the package wandb (uv run --with wandb ...)")
+        sys.exit("error: --track needs wandb (uv run --with wandb ...)")
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
@@ -644,73 +605,69 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
 
 
 def train(args: Args) -> dict:
-    """Train, or play with args.evaluate; returns the run directory, the counters and the returns."""
+    """Train, or only play with args.evaluate; returns the run directory, counters and returns."""
     # -- set-up --
     check_args(args)
     if args.evaluate:
         return {"run_dir": args.evaluate, "eval_returns": evaluate(args, Path(args.evaluate))}
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    run_name = f"{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{time.time():.0f}"
+    run_name = f"{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if args.cuda else "cpu")
     torch.set_num_threads(1)  # 64x64 networks are slower on more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed)  # the only generator that this script draws from
 
     envs = make_envs(args, run_dir)
     next_step_reset = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
-    obs_shape, action_shape = envs.single_observation_space.shape, envs.single_action_space.shape
-    agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device)
     num_params = sum(p.numel() for p in agent.parameters())
-    adam = {name: torch.zeros(num_params, device=device) for name in ("exp_avg", "exp_avg_sq")}
-    adam["step"] = torch.zeros((), device=device)
+    adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
+    adam = {name: tensor.to(device) for name, tensor in adam.items()}
     lr, clip_coef = torch.zeros((), device=device), torch.zeros((), device=device)
     update_step = compile_update(device) if args.compile else update
-    obs_rms, return_rms = RunningMeanStd(obs_shape), RunningMeanStd()
+    obs_rms, return_rms = RunningMeanStd(obs_space.shape), RunningMeanStd()
 
-    # Storage of one rollout: T = num_steps, N = num_envs, O observations, A action components
+    # Storage of one rollout: T = num_steps, N = num_envs, O observations, A action components, B = T * N
     T, N = args.num_steps, args.num_envs
-    obs = np.zeros((T + 1, N, *obs_shape), np.float32)  # (T + 1, N, O) normalized; row T follows the rollout
-    actions = np.zeros((T, N, *action_shape), np.float32)  # (T, N, A) as sampled, before clipping or squashing
+    obs = np.zeros((T + 1, N, *obs_space.shape), np.float32)  # (T + 1, N, O) normalized; row T follows the rollout
+    actions = np.zeros((T, N, *action_space.shape), np.float32)  # (T, N, A) as sampled, before clipping or squashing
     rewards = np.zeros((T, N), np.float32)  # (T, N) normalized
-    terminations = np.zeros((T, N), np.float32)  # (T, N) the transition at t ended its episode for good
-    dones = np.zeros((T, N), np.float32)  # (T, N) terminated or truncated
-    valid = np.ones((T + 1, N), bool)  # (T + 1, N) False for a reset row, which is no transition
+    terminations = np.zeros((T, N), np.float32)  # (T, N) 1: the transition at t ended its episode for good
+    dones = np.zeros((T, N), np.float32)  # (T, N) 1: terminated or truncated
+    valid = np.ones((T + 1, N), bool)  # (T + 1, N) False: a reset row, no transition
     metrics = torch.zeros(args.update_epochs, args.num_minibatches, 7, device=device)
 
-    # What one iteration leaves to the next, (N,) or (N, O)
-    discounted_return, episodic_return = np.zeros(N), np.zeros(N)  # of raw rewards, for [M08] and for the log
-    episodic_length = np.zeros(N, np.int64)
-    next_valid = np.ones(N, bool)
-    start_iteration, global_step, seconds, episodes_size = 1, 0, 0.0, 0
-    recent_returns = deque(maxlen=100)
+    # What one iteration leaves to the next
+    next_valid = np.ones(N, bool)  # (N,)
+    discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)  # (N,) of raw rewards
+    start_iteration, global_step, seconds, recent_returns = 1, 0, 0.0, deque(maxlen=100)
     raw_obs, _ = envs.reset(seed=args.seed + (checkpoint["iteration"] if checkpoint else 0))
     if checkpoint:
         agent.load_state_dict(checkpoint["agent"])
-        for name, tensor in adam.items():
-            tensor.copy_(checkpoint["adam"][name])
+        adam = {name: tensor.to(device) for name, tensor in checkpoint["adam"].items()}
         obs_rms.load_state_dict(checkpoint["obs_rms"])
         return_rms.load_state_dict(checkpoint["return_rms"])
-        set_rng_state(checkpoint["rng"])
-        start_iteration, recent_returns = checkpoint["iteration"] + 1, deque(checkpoint["recent_returns"], maxlen=100)
-        global_step, seconds, episodes_size = (checkpoint[k] for k in ("global_step", "seconds", "episodes_size"))
+        torch.set_rng_state(checkpoint["rng"])
+        start_iteration, global_step = checkpoint["iteration"] + 1, checkpoint["global_step"]
+        seconds, recent_returns = checkpoint["seconds"], deque(checkpoint["recent_returns"], maxlen=100)
     if checkpoint and checkpoint["envs"]:
         env_states(envs, checkpoint["envs"])
         next_obs, discounted_return, episodic_return, episodic_length = (a.numpy() for a in checkpoint["carried"])
     else:
         if checkpoint:
-            print(f"the state of these environments ({args.env_backend}) cannot be saved: they start new episodes")
+            print(f"the state of {args.env_id} ({args.env_backend}) cannot be saved: new episodes start")
         obs_rms.update(raw_obs)
         next_obs = normalize_obs(obs_rms, raw_obs, args)
 
-    writer, episodes = open_logs(args, run_dir, global_step, episodes_size)
-    bar = tqdm(total=args.num_iterations * args.batch_size, initial=global_step, unit="step", disable=None)
-    stopped = []  # the first SIGINT or SIGTERM ends the run after this iteration, a second one at once
-    on_signal = lambda signum, _: stopped.append(signum) or signal.signal(signum, signal.SIG_DFL)  # noqa: E731
+    writer, episodes = open_logs(args, run_dir, checkpoint)
+    done_rows = (start_iteration - 1) * args.batch_size
+    bar = tqdm(total=args.num_iterations * args.batch_size, initial=done_rows, unit="step", disable=None)
+    signals = []  # the first SIGINT or SIGTERM ends the run after its iteration, a second one at once
+    on_signal = lambda signum, _: signals.append(signum) or signal.signal(signum, signal.SIG_DFL)  # noqa: E731
     old_handlers = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
-    start_time, last_line, first_step, checkpointed = time.time(), 0.0, global_step, start_iteration - 1
+    start_time, first_step, last_line, saved = time.time() - seconds, global_step, 0.0, start_iteration - 1
 
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -720,9 +677,9 @@ def train(args: Args) -> dict:
         # -- rollout --
         rollout_start = time.time()
         policy = agent.numpy_policy()
-        noise = torch.randn(T, N, *action_shape).numpy() * agent.actor_logstd.detach().exp().cpu().numpy()  # (T, N, A)
-        final_obs = []  # (t, n, last observation) of truncated episodes whose environment has already been reset
-        for t in range(T):  # [C01] vectorized architecture: N environments, fixed-length segments
+        noise = torch.randn(actions.shape).numpy() * agent.actor_logstd.detach().exp().cpu().numpy()  # (T, N, A)
+        final_obs = []  # (t, n, last observation) of truncated episodes whose environment is reset already
+        for t in range(T):  # [C01] vectorized architecture: N environments, segments of fixed length
             obs[t], valid[t] = next_obs, next_valid
             actions[t] = policy(next_obs) + noise[t]
             raw_obs, reward, terminated, truncated, infos = envs.step(agent.env_action(actions[t]))
@@ -735,7 +692,7 @@ def train(args: Args) -> dict:
             discounted_return = args.gamma * discounted_return + reward
             return_rms.update(discounted_return[next_valid])
             rewards[t] = normalize_reward(return_rms, reward, args)
-            if next_step_reset:  # [S02] the row after an end is a reset, and the last observation no new state
+            if next_step_reset:  # [S02] the step after an end only resets: no transition, and no new state before it
                 next_valid = ~done
             obs_rms.update(raw_obs[next_valid])
             next_obs = normalize_obs(obs_rms, raw_obs, args)
@@ -744,9 +701,8 @@ def train(args: Args) -> dict:
                 recent_returns.append(float(episodic_return[n]))
                 writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                episodes.write(
-                    f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]},{seconds + time.time() - start_time:.2f}\n"
-                )
+                at = f"{time.time() - start_time:.2f}"
+                episodes.write(f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at}\n")
                 if truncated[n] and not next_step_reset:
                     final_obs.append((t, n, normalize_obs(obs_rms, infos["final_obs"][n], args)))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
@@ -758,7 +714,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
-        batch["valid"] = torch.from_numpy(valid[:T]).to(device).flatten().float()  # (B,), B = T * N
+        batch["valid"] = torch.from_numpy(valid[:T]).to(device).flatten().float()  # (B,)
         for epoch in range(args.update_epochs):
             # -- advantages --
             if epoch == 0 or args.recompute_advantages:
@@ -774,7 +730,7 @@ def train(args: Args) -> dict:
                 for name, array in {"advantages": advantages, "values": values[:T], "returns": returns}.items():
                     batch[name] = torch.from_numpy(array).to(device).flatten()
             if args.squash_actions:
-                batch["noise"] = torch.randn(args.batch_size, *action_shape).to(device)
+                batch["noise"] = torch.randn(batch["actions"].shape).to(device)
             if epoch == 0:
                 with torch.no_grad():
                     batch["logprobs"] = agent.evaluate_actions(batch["obs"], batch["actions"], batch.get("noise"))[0]
@@ -787,74 +743,70 @@ def train(args: Args) -> dict:
                 break
 
         # -- log --
-        # [C12] debug variables: means over all minibatches, fetched once an iteration (CPU-GPU sync)
-        mean_metrics, max_metrics = metrics[: epoch + 1].mean((0, 1)).tolist(), metrics[: epoch + 1].amax((0, 1)).tolist()
-        names = "policy_loss value_loss entropy old_approx_kl approx_kl clipfrac grad_norm"
-        losses = dict(zip(names.split(), mean_metrics))
-        if not all(map(math.isfinite, mean_metrics)):
-            last = f"last good checkpoint: {run_dir / 'checkpoint.pt'} of iteration {checkpointed}" if checkpointed else "no"
-            sys.exit(f"error: a loss of iteration {iteration} is not finite ({losses}); {last} checkpoint")
-        losses |= {"old_approx_kl_max": max_metrics[3], "approx_kl_max": max_metrics[4]}
-        residual, target = (returns - values[:T])[valid[:T]], returns[valid[:T]]
-        losses["explained_variance"] = float(1 - residual.var() / target.var()) if target.var() > 0 else math.nan
+        used = metrics[: epoch + 1].flatten(0, 1)  # [C12] debug variables: means over all minibatches
+        mean, largest = torch.stack([used.mean(0), used.amax(0)]).tolist()  # CPU-GPU sync, once an iteration
+        names = "policy_loss value_loss entropy old_approx_kl approx_kl clipfrac grad_norm".split()
+        losses = dict(zip(names, mean)) | {"old_approx_kl_max": largest[3], "approx_kl_max": largest[4]}
+        if not all(math.isfinite(value) for value in mean):
+            kept = f"the checkpoint of iteration {saved} in {run_dir} is good" if saved else "no checkpoint was written"
+            sys.exit(f"error: iteration {iteration} has losses that are not finite ({losses}); {kept}")
+        target, residual = returns[valid[:T]], (returns - values[:T])[valid[:T]]
+        losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
         now = time.time()
         scalars = {f"losses/{name}": value for name, value in losses.items()}
-        scalars |= {"charts/learning_rate": lr.item(), "charts/SPS": (global_step - first_step) / (now - start_time)}
         scalars |= {"time/rollout": update_start - rollout_start, "time/update": now - update_start}
-        for name, value in scalars.items():
+        sps = (global_step - first_step) / (now - start_time - seconds)
+        for name, value in (scalars | {"charts/learning_rate": lr.item(), "charts/SPS": sps}).items():
             writer.add_scalar(name, value, global_step)
-        mean_return = np.mean(recent_returns) if recent_returns else math.nan
-        line = f"return {mean_return:.1f} KL {losses['approx_kl']:.4f} SPS {scalars['charts/SPS']:.0f}"
+        mean_return = float(np.mean(recent_returns)) if recent_returns else math.nan
+        line = f"return {mean_return:.1f}, KL {losses['approx_kl']:.4f}, {sps:.0f} steps/s"
+        bar.set_postfix_str(line, refresh=False)
         bar.update(args.batch_size)
-        bar.set_postfix_str(line)
-        if bar.disable and (now - last_line > 10 or iteration == args.num_iterations):  # not a terminal
-            left = (now - start_time) / (iteration - start_iteration + 1) * (args.num_iterations - iteration)
-            print(f"{global_step}/{args.total_timesteps} steps, {line}, {left:.0f} s left", flush=True)
+        if bar.disable and (now - last_line > 10 or iteration == args.num_iterations):  # not a terminal: plain lines
+            left = (args.num_iterations - iteration) * args.batch_size / sps
+            print(f"step {global_step} of {args.total_timesteps}, {line}, {left:.0f} s left", flush=True)
             last_line = now
 
         # -- checkpoint --
         episodes.flush()
-        done_or_stopped = iteration == args.num_iterations or stopped
-        if done_or_stopped or (args.checkpoint_every and iteration % args.checkpoint_every == 0):
+        ending = signals or iteration == args.num_iterations
+        if ending or (args.checkpoint_every and iteration % args.checkpoint_every == 0):
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
-            save_checkpoint(
-                run_dir,
-                {
-                    "script": Path(__file__).stem,
-                    "args": asdict(args),
-                    "iteration": iteration,
-                    "global_step": global_step,
-                    "seconds": seconds + time.time() - start_time,
-                    "episodes_size": episodes.tell(),
-                    "recent_returns": list(recent_returns),
-                    "agent": agent.state_dict(),
-                    "adam": adam,
-                    "obs_rms": obs_rms.state_dict(),
-                    "return_rms": return_rms.state_dict(),
-                    "rng": rng_state(),
-                    "envs": env_states(envs),
-                    "carried": [torch.tensor(a) for a in carried],
-                },
-            )
-            checkpointed = iteration
-        if stopped:
+            saved = iteration
+            state = {
+                "script": Path(__file__).stem,
+                "args": asdict(args),
+                "agent": agent.state_dict(),
+                "adam": adam,
+                "obs_rms": obs_rms.state_dict(),
+                "return_rms": return_rms.state_dict(),
+                "rng": torch.get_rng_state(),
+                "envs": env_states(envs),
+                "carried": [torch.from_numpy(array) for array in carried],
+                "iteration": iteration,
+                "global_step": global_step,
+                "seconds": time.time() - start_time,
+                "recent_returns": list(recent_returns),
+                "episodes_size": episodes.tell(),
+            }
+            save_checkpoint(run_dir, state)
+        if ending:
             break
 
-    bar.close()
-    envs.close()
-    episodes.close()
+    # -- end --
+    for closable in (bar, envs, episodes):
+        closable.close()
     for signum, handler in old_handlers.items():
         signal.signal(signum, handler)
-    result = {"run_dir": str(run_dir), "iteration": iteration, "global_step": global_step}
-    result |= {"episodic_return": float(mean_return), "seconds": seconds + time.time() - start_time}
-    again = f"python {sys.argv[0]} --%s {run_dir}"
+    result = {"run_dir": str(run_dir), "iteration": iteration, "global_step": global_step, "return": mean_return}
+    again = f"python {sys.argv[0]} --%s {shlex.quote(str(run_dir))}"
     if iteration < args.num_iterations:
-        print(f"stopped after {global_step} steps; continue with: {again % 'resume'}")
+        print(f"stopped after {global_step} steps; to go on: {again % 'resume'}")
     elif args.eval_episodes:
         result["eval_returns"] = evaluate(args, run_dir)
         writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
-    print(f"run directory: {run_dir}\nevaluate again: {again % 'evaluate'}\nreproduce: {shlex.join(sys.argv)}")
     writer.close()
+    print(f"run: {run_dir}\nevaluate: {again % 'evaluate'}\nreproduce: python {shlex.join(sys.argv)}")
     return result
 
 
