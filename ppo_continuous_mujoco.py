@@ -177,23 +177,22 @@ def parse_args(argv: list[str] | None = None) -> Args:
     for name in [*free.split(), "eval_deterministic"]:
         setattr(stored, name, getattr(args, name))
     given = asdict(tyro.cli(Args, args=argv, default=stored))
-    changed = [(name, value) for name, value in asdict(stored).items() if given[name] != value]
+    changed = [f"{name} ({value} to {given[name]})" for name, value in asdict(stored).items() if given[name] != value]
     if changed:
-        what = ", ".join(f"--{name.replace('_', '-')} ({value} in the run, {given[name]} asked)" for name, value in changed)
-        sys.exit(f"error: {run_dir} keeps its configuration, it cannot change {what}")
+        sys.exit(f"error: {run_dir} keeps its configuration; the command line would change {', '.join(changed)}")
     return stored
 
 
 def check_args(args: Args) -> None:
     """Stop with one line that names flags and numbers if a value makes no sense; nothing has been created yet."""
-    positive = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs clip_coef adam_eps".split()
+    positive = {"total_timesteps", "learning_rate", "num_envs", "num_steps", "num_minibatches", "update_epochs"}
+    positive |= {"clip_coef", "adam_eps"}
     for name, value in asdict(args).items():
-        flag = f"error: --{name.replace('_', '-')} ({value})"
-        if isinstance(value, (int, float)):
-            if not math.isfinite(value) or (value < 0 and name != "init_log_std") or (value == 0 and name in positive):
-                sys.exit(f"{flag} must be a finite number{' above 0' if name in positive else ', not negative'}")
-            if value > 1 and name in ("gamma", "gae_lambda"):
-                sys.exit(f"{flag} must not be above 1")
+        low = -1000 if name == "init_log_std" else 0
+        high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+        if isinstance(value, (int, float)) and not (low <= value <= high and (value or name not in positive)):
+            bound = "greater than 0" if name in positive else f"a number from {low} to {high:g}"
+            sys.exit(f"error: --{name.replace('_', '-')} ({value}) must be {bound}")
     for name, choices in {"activation": ("tanh", "relu"), "env_backend": ("sync", "async", "envpool")}.items():
         if getattr(args, name) not in choices:
             sys.exit(f"error: --{name.replace('_', '-')} ({getattr(args, name)}) must be one of {', '.join(choices)}")
@@ -365,7 +364,7 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((num_actions,), args.init_log_std))  # [M02] state-independent
         self.low, self.high = action_space.low, action_space.high  # (A,) NumPy
         self.squash, self.clip = args.squash_actions, args.clip_actions
-        self.register_buffer("scale", torch.from_numpy((self.high - self.low) / 2), persistent=False)
+        self.register_buffer("scale", torch.as_tensor((self.high - self.low) / 2).float(), persistent=False)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
         """V of observations (..., O) -> (...)."""
@@ -489,8 +488,10 @@ def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Arg
 
 
 def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: Args) -> torch.Tensor:
-    """One optimizer step on the samples `mb_inds` (M,) of the batch; returns ppo_loss's diagnostics and the gradient
-    norm (7,). This is the unit that --compile turns into one graph; `lr` and `clip_coef` are () tensors for its sake."""
+    """One optimizer step on the samples `mb_inds` (M,); returns ppo_loss's diagnostics and the gradient norm (7,).
+
+    This is what --compile turns into one graph; `lr` and `clip_coef` are () tensors lest it compiles them in.
+    """
     mb = {name: b[mb_inds] for name, b in batch.items()}
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"], mb.get("noise"))
     loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -537,6 +538,15 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         sys.exit(f"error: {path} is torn, or no checkpoint of {Path(__file__).name} ({type(error).__name__})")
 
 
+def load_agent(agent: nn.Module, obs_rms: RunningMeanStd, checkpoint: dict) -> None:
+    """Put weights and observation statistics of a checkpoint in place, if it is one of this environment's shape."""
+    try:
+        agent.load_state_dict(checkpoint["agent"])
+        obs_rms.load_state_dict(checkpoint["obs_rms"])
+    except RuntimeError as error:
+        sys.exit(f"error: the checkpoint does not fit {checkpoint['args']['env_id']}: {' '.join(str(error).split())}")
+
+
 def provenance(args: Args) -> dict:
     """What reproduces this run: configuration, command, commit, versions and hardware."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude=*"]
@@ -557,9 +567,10 @@ def provenance(args: Args) -> dict:
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer and episodes.csv of a new run directory, or of a resumed one cut back to its checkpoint."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
+        run_dir.mkdir(parents=True, exist_ok=True)
         if checkpoint is None:
-            (run_dir / "config.json").write_text(json.dumps(provenance(args), indent=2))
+            with open(run_dir / "config.json", "x") as config:  # "x": never into the directory of another run
+                json.dump(provenance(args), config, indent=2)
             shutil.copy(__file__, run_dir)
         episodes = open(run_dir / "episodes.csv", "a")
         episodes.truncate(checkpoint["episodes_size"] if checkpoint else 0)
@@ -584,8 +595,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     checkpoint = load_checkpoint(run_dir)
     env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
     agent, obs_rms = Agent(env.observation_space, env.action_space, args), RunningMeanStd()
-    agent.load_state_dict(checkpoint["agent"])
-    obs_rms.load_state_dict(checkpoint["obs_rms"])
+    load_agent(agent, obs_rms, checkpoint)
     policy = agent.numpy_policy()
     std = 0.0 if args.eval_deterministic else agent.actor_logstd.detach().exp().numpy()
     rng = np.random.default_rng(args.seed)
@@ -611,6 +621,8 @@ def train(args: Args) -> dict:
     if args.evaluate:
         return {"run_dir": args.evaluate, "eval_returns": evaluate(args, Path(args.evaluate))}
     checkpoint = load_checkpoint(args.resume) if args.resume else None
+    if checkpoint and checkpoint["iteration"] == args.num_iterations:
+        sys.exit(f"error: {args.resume} is complete ({checkpoint['global_step']} steps), there is nothing to resume")
     run_name = f"{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -636,7 +648,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)  # (T, N) normalized
     terminations = np.zeros((T, N), np.float32)  # (T, N) 1: the transition at t ended its episode for good
     dones = np.zeros((T, N), np.float32)  # (T, N) 1: terminated or truncated
-    valid = np.ones((T + 1, N), bool)  # (T + 1, N) False: a reset row, no transition
+    valid = np.ones((T, N), bool)  # (T, N) False: a reset row, no transition
     metrics = torch.zeros(args.update_epochs, args.num_minibatches, 7, device=device)
 
     # What one iteration leaves to the next
@@ -645,9 +657,8 @@ def train(args: Args) -> dict:
     start_iteration, global_step, seconds, recent_returns = 1, 0, 0.0, deque(maxlen=100)
     raw_obs, _ = envs.reset(seed=args.seed + (checkpoint["iteration"] if checkpoint else 0))
     if checkpoint:
-        agent.load_state_dict(checkpoint["agent"])
+        load_agent(agent, obs_rms, checkpoint)
         adam = {name: tensor.to(device) for name, tensor in checkpoint["adam"].items()}
-        obs_rms.load_state_dict(checkpoint["obs_rms"])
         return_rms.load_state_dict(checkpoint["return_rms"])
         torch.set_rng_state(checkpoint["rng"])
         start_iteration, global_step = checkpoint["iteration"] + 1, checkpoint["global_step"]
@@ -686,7 +697,7 @@ def train(args: Args) -> dict:
             done = terminated | truncated
             terminations[t], dones[t] = terminated, done
 
-            global_step += int(next_valid.sum())
+            global_step += int(np.count_nonzero(next_valid))
             episodic_return += reward
             episodic_length += next_valid
             discounted_return = args.gamma * discounted_return + reward
@@ -706,7 +717,7 @@ def train(args: Args) -> dict:
                 if truncated[n] and not next_step_reset:
                     final_obs.append((t, n, normalize_obs(obs_rms, infos["final_obs"][n], args)))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        obs[T], valid[T] = next_obs, next_valid
+        obs[T] = next_obs
         if not args.bootstrap_truncation:
             terminations[:] = dones
 
@@ -714,7 +725,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
-        batch["valid"] = torch.from_numpy(valid[:T]).to(device).flatten().float()  # (B,)
+        batch["valid"] = torch.from_numpy(valid).to(device).flatten().float()  # (B,)
         for epoch in range(args.update_epochs):
             # -- advantages --
             if epoch == 0 or args.recompute_advantages:
@@ -750,7 +761,7 @@ def train(args: Args) -> dict:
         if not all(math.isfinite(value) for value in mean):
             kept = f"the checkpoint of iteration {saved} in {run_dir} is good" if saved else "no checkpoint was written"
             sys.exit(f"error: iteration {iteration} has losses that are not finite ({losses}); {kept}")
-        target, residual = returns[valid[:T]], (returns - values[:T])[valid[:T]]
+        target, residual = returns[valid], (returns - values[:T])[valid]
         losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
         now = time.time()
         scalars = {f"losses/{name}": value for name, value in losses.items()}
