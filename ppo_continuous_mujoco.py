@@ -227,7 +227,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # v4 is asked for on purpose
             env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None, disable_env_checker=True)
-    except gym.error.Error as error:
+    except (gym.error.Error, ImportError) as error:
         sys.exit(f"error: --env-id ({args.env_id}): {error}")
     if isinstance(env.observation_space, gym.spaces.Dict):
         env = gym.wrappers.FlattenObservation(env)
@@ -277,7 +277,7 @@ def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> 
     """
     result, kind = [], mujoco.mjtState.mjSTATE_INTEGRATION
     for i, env in enumerate(getattr(envs, "envs", [])):
-        if not isinstance(env.unwrapped, gym.envs.mujoco.MujocoEnv):
+        if not isinstance(getattr(env.unwrapped, "data", None), mujoco.MjData):
             return None
         model, data, rng = env.unwrapped.model, env.unwrapped.data, env.unwrapped.np_random.bit_generator
         if states:
@@ -304,8 +304,7 @@ class RunningMeanStd:
         n = len(x)
         if n == 0:
             return
-        batch_mean = x.sum(axis=0) / n
-        batch_var = ((x - batch_mean) ** 2).sum(axis=0) / n
+        batch_mean, batch_var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
         delta, total = batch_mean - self.mean, self.count + n
         self.mean = self.mean + delta * (n / total)
         self.var = (self.var * self.count + batch_var * n + delta**2 * (self.count * n / total)) / total
