@@ -691,18 +691,19 @@ def train(args: Args) -> dict:
         final_obs = []  # (t, n, last observation) of truncated episodes whose environment is reset already
         for t in range(T):  # [C01] vectorized architecture: N environments, segments of fixed length
             obs[t], valid[t] = next_obs, next_valid
-            actions[t] = policy(next_obs) + noise[t]
+            actions[t] = policy(next_obs) + noise[t]  # its value and log-probability are computed after the rollout
             raw_obs, reward, terminated, truncated, infos = envs.step(agent.env_action(actions[t]))
             done = terminated | truncated
             terminations[t], dones[t] = terminated, done
 
-            global_step += int(np.count_nonzero(next_valid))
+            global_step += int(np.count_nonzero(next_valid))  # real transitions only
             episodic_return += reward
             episodic_length += next_valid
+            # Normalizers in baselines' order: statistics first, with this step in them, then scaling.
             discounted_return = args.gamma * discounted_return + reward
             return_rms.update(discounted_return[next_valid])
             rewards[t] = normalize_reward(return_rms, reward, args)
-            if next_step_reset:  # [S02] the step after an end only resets: no transition, and no new state before it
+            if next_step_reset:  # [S02] the row after an end only resets; the observation before it starts nothing
                 next_valid = ~done
             obs_rms.update(raw_obs[next_valid])
             next_obs = normalize_obs(obs_rms, raw_obs, args)
@@ -718,7 +719,7 @@ def train(args: Args) -> dict:
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = next_obs
         if not args.bootstrap_truncation:
-            terminations[:] = dones
+            terminations[:] = dones  # baselines: a time limit ends the episode like a failure
 
         # -- update --
         update_start = time.time()
@@ -730,7 +731,7 @@ def train(args: Args) -> dict:
             if epoch == 0 or args.recompute_advantages:
                 with torch.no_grad():
                     values = agent.get_value(t_obs).cpu().numpy()  # (T + 1, N)
-                    next_values = values[1:].copy()  # (T, N)
+                    next_values = values[1:].copy()  # (T, N); after an end it is cut by `terminations`, or see [S01]
                     if final_obs:  # [S01] a time limit is no end: bootstrap from the state that it cut off
                         ts, ns, last_obs = zip(*final_obs)
                         last_values = agent.get_value(torch.from_numpy(np.stack(last_obs)).to(device))
@@ -739,10 +740,13 @@ def train(args: Args) -> dict:
                 returns = advantages + values[:T]  # (T, N)
                 for name, array in {"advantages": advantages, "values": values[:T], "returns": returns}.items():
                     batch[name] = torch.from_numpy(array).to(device).flatten()
-            if args.squash_actions:
+            if (
+                args.squash_actions
+            ):  # a fresh sample for the entropy, drawn here so that compiled and eager see the same
                 batch["noise"] = torch.randn(batch["actions"].shape).to(device)
             if epoch == 0:
                 with torch.no_grad():
+                    # The weights are still those of the rollout, so the ratio of the first minibatch is 1.
                     batch["logprobs"] = agent.evaluate_actions(batch["obs"], batch["actions"], batch.get("noise"))[0]
 
             # -- minibatches --
