@@ -21,6 +21,7 @@ Sources: PPO (arXiv:1707.06347), GAE (arXiv:1506.02438), openai/baselines ea25b9
 
 import json
 import math
+import multiprocessing
 import os
 import platform
 import shlex
@@ -219,6 +220,8 @@ def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> N
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One Gymnasium environment; with `video_dir` it records episodes there on RecordVideo's schedule."""
+    if multiprocessing.parent_process():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which stops its workers
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     if mujoco.get_mju_user_warning() is None:
