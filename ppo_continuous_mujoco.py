@@ -640,7 +640,6 @@ def train(args: Args) -> dict:
     adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
     adam = {name: tensor.to(device) for name, tensor in adam.items()}
     lr, clip_coef = torch.zeros((), device=device), torch.zeros((), device=device)
-    update_step = compile_update(device) if args.compile else update
     obs_rms, return_rms = RunningMeanStd(obs_space.shape), RunningMeanStd()
 
     # Storage of one rollout: T = num_steps, N = num_envs, O observations, A action components, B = T * N
@@ -726,6 +725,8 @@ def train(args: Args) -> dict:
 
         # -- update --
         update_start = time.time()
+        if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
+            update_step = compile_update(device) if args.compile else update
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
         batch["valid"] = torch.from_numpy(valid).to(device).flatten().float()  # (B,)
