@@ -1,0 +1,142 @@
+"""What the test files share: the scripts on the path, a clean directory per test, small settings and a scripted env."""
+
+import copy
+import csv
+import signal
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import ppo_continuous_mujoco as ppo  # noqa: E402
+
+torch.set_num_threads(1)  # as the scripts do
+
+
+class Scripted(gym.Env):
+    """Observes (step of the episode, number of the episode), pays 1 a step and ends after five, whatever is done.
+
+    `ends` says how it ends; from the step `poison` on (of all episodes together) it pays NaN. The actions that it got
+    are in `actions`, one list for all instances of this process.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Box(np.float32([-1, -0.5]), np.float32([1, 2]))
+    actions: list = []
+
+    def __init__(self, ends: str, poison: float = np.inf, render_mode=None):
+        self.ends, self.poison, self.steps, self.episode, self.render_mode = ends, poison, 0, -1, render_mode
+
+    def reset(self, seed=None, options=None):
+        self.t, self.episode = 0, self.episode + 1
+        return np.array([self.t, self.episode], np.float64), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        self.t, self.steps = self.t + 1, self.steps + 1
+        over = self.t == 5
+        obs = np.array([self.t, self.episode], np.float64)
+        reward = 1.0 if self.steps < self.poison else np.nan
+        return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
+
+
+gym.register("Terminating-v0", Scripted, kwargs={"ends": "termination"})
+gym.register("Truncating-v0", Scripted, kwargs={"ends": "truncation"})
+gym.register("Poisoned-v0", Scripted, kwargs={"ends": "termination", "poison": 40})
+
+
+def pytest_collection_modifyitems(config, items):
+    """Slow tests run when they are asked for: pytest -m slow."""
+    for item in items:
+        if "slow" in item.keywords and not config.getoption("-m"):
+            item.add_marker(pytest.mark.skip(reason="slow: pytest -m slow"))
+
+
+@pytest.fixture(autouse=True)
+def clean_start(tmp_path, monkeypatch):
+    """Every test works in a directory of its own and leaves signal handlers as they were."""
+    monkeypatch.chdir(tmp_path)
+    Scripted.actions.clear()
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+@pytest.fixture
+def scripted() -> type[Scripted]:
+    return Scripted
+
+
+@pytest.fixture
+def tiny_args():
+    """Args of a run that takes a fraction of a second: two environments, 16 steps each, 4 minibatches, 2 epochs."""
+
+    def make(**changes) -> ppo.Args:
+        small = {"env_id": "Terminating-v0", "num_envs": 2, "num_steps": 16, "num_minibatches": 4, "update_epochs": 2}
+        small |= {"total_timesteps": 64, "compile": False, "eval_episodes": 0, "checkpoint_every": 0}
+        return ppo.Args(**small | changes)
+
+    return make
+
+
+@pytest.fixture
+def run(tiny_args, tmp_path, monkeypatch):
+    """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
+
+    def go(**changes) -> dict:
+        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        directory.mkdir()
+        monkeypatch.chdir(directory)
+        result = ppo.train(tiny_args(**changes))
+        return result | {"run_dir": directory / result["run_dir"]}
+
+    return go
+
+
+@pytest.fixture
+def spy(monkeypatch):
+    """`calls = spy(owner, name)`: the real function runs, and calls gets (copies of its arguments, its result)."""
+
+    def watch(owner, name: str) -> list:
+        original, calls = getattr(owner, name), []
+
+        def watched(*args):
+            before = copy.deepcopy(args)
+            result = original(*args)
+            calls.append((before, copy.deepcopy(result)))
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+        return calls
+
+    return watch
+
+
+@pytest.fixture
+def make_agent(tiny_args):
+    """An agent with the given settings for O observations and the action bounds low, high, in float64."""
+
+    def make(num_obs: int = 3, low=(-1.0, -1.0), high=(1.0, 1.0), seed: int = 0, **changes) -> ppo.Agent:
+        torch.manual_seed(seed)
+        obs_space = gym.spaces.Box(-np.inf, np.inf, (num_obs,))
+        return ppo.Agent(obs_space, gym.spaces.Box(np.float32(low), np.float32(high)), tiny_args(**changes)).double()
+
+    return make
+
+
+@pytest.fixture
+def read_episodes():
+    """(step, return, length) of every episode in a run's episodes.csv; the seconds differ from run to run."""
+
+    def read(run_dir: Path) -> list[tuple[int, float, int]]:
+        with open(run_dir / "episodes.csv") as file:
+            return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in csv.DictReader(file)]
+
+    return read

@@ -1,0 +1,547 @@
+"""Kills, signals, bad flags, bad checkpoints, full disks: a run goes on to the bit or says in one line why not."""
+
+import json
+import os
+import pickle
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ppo_continuous_mujoco as ppo
+
+SCRIPT = Path(ppo.__file__).resolve()
+SMALL = "--num-envs 2 --num-minibatches 4 --update-epochs 2 --eval-episodes 0 --num-steps 256 --total-timesteps 5120"
+
+# Runs the script and kills it in the middle of the n-th call of something; a write gets half of its bytes out.
+KILLER = """
+import io, os, signal, sys
+where, n, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+sys.argv[:4] = [sys.argv[0]]
+sys.path.insert(0, folder)
+import ppo_continuous_mujoco as ppo
+
+def kill_in(owner, name, before=lambda *args: None, counts=lambda *args: True):
+    original, calls = getattr(owner, name), []
+    def wrapped(*args, **kwargs):
+        calls.extend([1] * counts(*args))
+        if len(calls) == n and counts(*args):
+            before(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*args, **kwargs)
+    setattr(owner, name, wrapped)
+
+def write_half(data, file):
+    whole = io.BytesIO()
+    torch_save(data, whole)
+    file.write(whole.getvalue()[: whole.tell() // 2])
+    file.flush()
+
+torch_save, replace = ppo.torch.save, os.replace
+is_checkpoint = lambda source, target: str(target).endswith("checkpoint.pt")
+places = {
+    "rollout": (ppo, "normalize_obs"),
+    "advantages": (ppo, "gae"),
+    "writing": (ppo.torch, "save", write_half),
+    "before renaming": (os, "replace", lambda *args: None, is_checkpoint),
+    "after renaming": (os, "replace", replace, is_checkpoint),
+}
+kill_in(*places[where])
+ppo.train(ppo.parse_args())
+"""
+
+
+def script(*flags: str, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def killed(where: str, n: int, *flags: str) -> Path:
+    """Run until the kill; returns the run directory."""
+    command = [sys.executable, "-c", KILLER, where, str(n), str(SCRIPT.parent), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    return the_run()
+
+
+def the_run(folder: str = "runs") -> Path:
+    (run_dir,) = Path(folder).iterdir()
+    return run_dir
+
+
+def equal(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b
+
+
+def policy_losses(run_dir: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in events.Scalars("losses/policy_loss")]
+
+
+def assert_same_run(one: Path, other: Path, read_episodes) -> None:
+    """Weights, optimizer, normalizers, generators, environments, counters, episodes and events; clocks may differ."""
+    a, b = (torch.load(path / "checkpoint.pt", weights_only=True) for path in (one, other))
+    for name in a.keys() - {"args", "seconds", "episodes_size"}:
+        assert equal(a[name], b[name]), f"{name} differs"
+    episodes = read_episodes(one)
+    assert episodes == read_episodes(other) and len(episodes) >= 2
+    assert b"\0" not in (one / "episodes.csv").read_bytes() + (other / "episodes.csv").read_bytes()
+    losses = policy_losses(one)
+    assert losses == policy_losses(other) and [step for step, _ in losses] == list(range(512, 5121, 512))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The run directory of a run that nothing stopped, made once for each set of flags."""
+    made = {}
+
+    def get(*flags: str) -> Path:
+        if flags not in made:
+            folder = tmp_path_factory.mktemp("uninterrupted")
+            done = script(*flags, cwd=folder)
+            assert done.returncode == 0, done.stdout + done.stderr
+            made[flags] = the_run(folder / "runs")
+        return made[flags]
+
+    return get
+
+
+# -- kills --
+KILLS = {
+    # HalfCheetah's episodes end in iterations 4 and 8 of 10; an iteration calls normalize_obs 256 times, or a bit more
+    "five kills": (
+        ["HalfCheetah-v4", "--no-compile", "--checkpoint-every", "2"],
+        [
+            ("writing", 2, []),  # the checkpoint of iteration 4: episodes.csv is two episodes ahead of the good one, 2
+            ("advantages", 2, ["--checkpoint-every", "1"]),  # in 4 again, after a checkpoint that knows no episode
+            ("before renaming", 1, ["--checkpoint-every", "2"]),
+            ("rollout", 2 * 256 + 50, ["--checkpoint-every", "1"]),
+            ("after renaming", 2, ["--checkpoint-every", "1"]),
+        ],
+    ),
+    "humanoid": (
+        ["Humanoid-v4", "--no-compile", "--checkpoint-every", "3"],
+        [("rollout", 1 + 3 * 256 + 100, []), ("writing", 2, ["--checkpoint-every", "1"])],
+    ),
+    "compiled": (["HalfCheetah-v4", "--compile", "--checkpoint-every", "3"], [("rollout", 1 + 4 * 256 + 9, [])]),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_killed_and_resumed_is_never_stopped(case, uninterrupted, read_episodes):
+    """Each kill is a SIGKILL of a new process that resumed what the one before left."""
+    (env_id, *options), kills = KILLS[case]
+    flags = ["--env-id", env_id, *SMALL.split(), *options]
+    start = flags
+    for where, n, resume_options in kills:
+        run_dir = killed(where, n, *start, *resume_options)
+        start = ["--resume", str(run_dir), "--eval-episodes", "0"]
+        (run_dir / "checkpoint.tmp").write_bytes(b"left by another crash")
+    done = script(*start)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(the_run(), uninterrupted(*flags), read_episodes)
+    assert not (the_run() / "checkpoint.tmp").exists()
+
+
+def test_kill_before_the_first_checkpoint_leaves_nothing_to_resume():
+    run_dir = killed("writing", 1, "--env-id", "InvertedPendulum-v4", "--no-compile", *SMALL.split())
+    assert (run_dir / "checkpoint.tmp").stat().st_size > 1000
+    with pytest.raises(SystemExit, match="no checkpoint"):
+        ppo.parse_args(["--resume", str(run_dir)])
+
+
+def test_resumed_envpool_goes_on_counting(run, monkeypatch, read_episodes):
+    """EnvPool's state cannot be saved: new episodes start, everything else goes on."""
+    pytest.importorskip("envpool")
+    save, saves = ppo.save_checkpoint, []
+
+    def save_and_stop(run_dir, checkpoint):
+        save(run_dir, checkpoint)
+        saves.append(checkpoint)
+        if len(saves) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ppo, "save_checkpoint", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(env_id="Hopper-v4", env_backend="envpool", num_steps=64, total_timesteps=512, checkpoint_every=1)
+    run_dir = the_run()
+    before = read_episodes(run_dir)
+    flags = "--eval-episodes 0 --checkpoint-every 1".split()
+    result = ppo.train(ppo.parse_args(["--resume", str(run_dir), *flags]))
+    first, second, *_ = saves
+    assert second["iteration"] == 2 and result["iteration"] == 4
+    assert result["global_step"] > first["global_step"] + 300
+    assert saves[-1]["return_rms"]["count"].item() == pytest.approx(result["global_step"] + 1e-4)
+    episodes = read_episodes(run_dir)
+    assert episodes[: len(before)] == before and len(episodes) > len(before)
+    steps = [step for step, *_ in episodes]
+    assert steps == sorted(steps)
+
+
+# -- signals --
+def wait_until_caught(process: subprocess.Popen, signum: int, caught: bool = True) -> None:
+    """Until the process has (or no longer has) a handler for the signal, as the kernel sees it."""
+    while process.poll() is None:
+        mask = int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
+        if bool(mask >> (signum - 1) & 1) == caught:
+            return
+    pytest.fail(process.communicate()[0])
+
+
+def start_and_wait(*flags: str) -> subprocess.Popen:
+    command = [sys.executable, SCRIPT, *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
+    wait_until_caught(process, signal.SIGTERM)  # Python catches SIGINT from the start, SIGTERM only when asked to
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_finishes_the_iteration_and_the_run_can_go_on(signum, uninterrupted, read_episodes):
+    flags = ["--env-id", "HalfCheetah-v4", *SMALL.split(), "--no-compile", "--checkpoint-every", "2"]
+    process = start_and_wait(*flags)
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "stopped after" in output and "--resume" in output, output
+    stopped_at = torch.load(the_run() / "checkpoint.pt", weights_only=True)["iteration"]
+    assert 1 <= stopped_at < 10 and policy_losses(the_run())[-1][0] == 512 * stopped_at
+    done = script("--resume", str(the_run()), "--eval-episodes", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(the_run(), uninterrupted(*flags), read_episodes)
+
+
+def test_second_signal_ends_the_run_at_once():
+    """In the middle of an iteration that would take a minute."""
+    flags = (
+        "--env-id InvertedPendulum-v4 --no-compile --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
+    )
+    process = start_and_wait(*flags.split())
+    process.send_signal(signal.SIGTERM)
+    wait_until_caught(process, signal.SIGTERM, caught=False)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == -signal.SIGTERM
+    assert not (the_run() / "checkpoint.pt").exists()
+
+
+def test_ctrl_c_reaches_the_workers_too():
+    """A terminal sends SIGINT to the whole process group; the worker processes must outlive the iteration."""
+    flags = ["--env-id", "Hopper-v4", *SMALL.split(), "--no-compile", "--env-backend", "async"]
+    process = start_and_wait(*flags)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "stopped after" in output and "Traceback" not in output, output
+    assert (the_run() / "checkpoint.pt").exists()
+
+
+# -- bad flags --
+class Spaces(gym.Env):
+    """Nothing but its spaces: no run gets as far as a reset."""
+
+    def __init__(self, observation_space, action_space, render_mode=None):
+        self.observation_space, self.action_space, self.render_mode = observation_space, action_space, render_mode
+
+
+UNIT_BOX, UNBOUNDED = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-np.inf, np.inf, (1,))
+IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+gym.register("Unbounded-v0", Spaces, kwargs={"observation_space": UNIT_BOX, "action_space": UNBOUNDED})
+gym.register("Images-v0", Spaces, kwargs={"observation_space": IMAGE, "action_space": UNIT_BOX})
+
+BAD_FLAGS = [
+    ("--env-id Nothing-v0", ["--env-id", "Nothing"]),
+    ("--env-id HalfCheetah-v99", ["--env-id", "HalfCheetah-v99"]),
+    ("--env-id CartPole-v1", ["--env-id", "CartPole-v1", "Discrete(2)"]),
+    ("--env-id Images-v0", ["--env-id", "Images-v0", "(8, 8, 3)"]),
+    ("--env-id Unbounded-v0 --squash-actions", ["--squash-actions", "Unbounded-v0", "-inf"]),
+    ("--num-minibatches 3", ["--num-minibatches", "(3)", "2048"]),
+    ("--num-envs 3 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "3 * 5", "15"]),
+    ("--total-timesteps 2047", ["--total-timesteps", "(2047)", "2048"]),
+    ("--total-timesteps 0", ["--total-timesteps", "(0)"]),
+    ("--num-envs 0", ["--num-envs", "(0)"]),
+    ("--num-steps -5", ["--num-steps", "(-5)"]),
+    ("--num-minibatches 0", ["--num-minibatches", "(0)"]),
+    ("--update-epochs 0", ["--update-epochs", "(0)"]),
+    ("--learning-rate -0.1", ["--learning-rate", "(-0.1)"]),
+    ("--learning-rate nan", ["--learning-rate", "(nan)"]),
+    ("--learning-rate inf", ["--learning-rate", "(inf)"]),
+    ("--gamma nan", ["--gamma", "(nan)"]),
+    ("--gamma 1.5", ["--gamma", "(1.5)"]),
+    ("--gae-lambda -0.1", ["--gae-lambda", "(-0.1)"]),
+    ("--clip-coef 0", ["--clip-coef", "(0.0)"]),
+    ("--adam-eps 0", ["--adam-eps", "(0.0)"]),
+    ("--target-kl -1", ["--target-kl", "(-1.0)"]),
+    ("--max-grad-norm -1", ["--max-grad-norm", "(-1.0)"]),
+    ("--init-log-std nan", ["--init-log-std", "(nan)"]),
+    ("--seed -1", ["--seed", "(-1)"]),
+    ("--env-backend ray", ["--env-backend", "(ray)", "sync", "async", "envpool"]),
+    ("--activation gelu", ["--activation", "(gelu)", "tanh", "relu"]),
+    ("--capture-video --env-backend envpool", ["--capture-video", "--env-backend", "envpool"]),
+    ("--capture-video --env-backend async", ["--capture-video", "--env-backend", "async"]),
+]
+
+
+def message_of(*flags: str) -> str:
+    """The one line with which the script stops."""
+    with pytest.raises(SystemExit) as stop:
+        ppo.train(ppo.parse_args(list(flags)))
+    message = stop.value.code
+    assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("flags, words", BAD_FLAGS, ids=[flags for flags, _ in BAD_FLAGS])
+def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(flags, words, tmp_path):
+    message = message_of(*flags.split())
+    assert [word for word in words if word not in message] == [], message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_env_of_envpool_is_named(tmp_path):
+    pytest.importorskip("envpool")
+    assert "Nothing-v0" in message_of("--env-id", "Nothing-v0", "--env-backend", "envpool")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_an_error(tmp_path):
+    assert "--cuda" in message_of("--cuda") and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", ["--num-minibatches 3", "--env-id CartPole-v1"])
+def test_command_line_ends_with_one_line_and_an_exit_code(flags, tmp_path):
+    done = script(*flags.split())
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- bad checkpoints --
+@pytest.fixture
+def finished(run) -> Path:
+    """The directory of a small finished run, relative to the working directory."""
+    return run(env_id="InvertedPendulum-v4", checkpoint_every=1, exp_name="small")["run_dir"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rewrite(run_dir: Path, **changes) -> None:
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    torch.save(checkpoint | changes, run_dir / "checkpoint.pt")
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("owned",)
+
+
+def spoil(run_dir: Path, how: str) -> None:
+    path = run_dir / "checkpoint.pt"
+    whole = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "half":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "last bytes missing":
+            path.write_bytes(whole[:-20])
+        case "text":
+            path.write_text("no checkpoint")
+        case "hostile":
+            rewrite(run_dir, args=Hostile())
+        case "hostile pickle":
+            path.write_bytes(pickle.dumps(Hostile()))
+        case "another script":
+            rewrite(run_dir, script="ppo_atari")
+        case "another version":
+            rewrite(run_dir, args={"env_id": "Hopper-v4"})
+        case "no dictionary":
+            torch.save([1, 2], path)
+
+
+BAD_CHECKPOINTS = "missing empty half text hostile".split() + ["last bytes missing", "hostile pickle", "another script"]
+
+
+@pytest.mark.parametrize("how", [*BAD_CHECKPOINTS, "another version", "no dictionary"])
+@pytest.mark.parametrize("flag", ["--resume", "--evaluate"])
+def test_bad_checkpoint_is_refused_and_left_alone(how, flag, finished):
+    spoil(finished, how)
+    before = contents(finished)
+    message = message_of(flag, str(finished))
+    assert str(finished / "checkpoint.pt") in message
+    assert contents(finished) == before and not Path("owned").exists()
+
+
+def test_hostile_checkpoint_would_have_run():
+    """The same file does its damage when it is read the usual way: the test above can fail."""
+    torch.save(Hostile(), "hostile.pt")
+    torch.load("hostile.pt", weights_only=False)
+    assert Path("owned").is_dir()
+
+
+def test_missing_run_directory_is_named():
+    assert "nowhere" in message_of("--resume", "runs/nowhere") and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--env-id Hopper-v4", ["env_id", "InvertedPendulum-v4", "Hopper-v4"]),
+        ("--seed 9", ["seed", "1", "9"]),
+        ("--num-steps 2048", ["num_steps", "16", "2048"]),  # the default, but not the run's
+        ("--no-norm-adv --gamma 0.9", ["norm_adv", "gamma", "0.99", "0.9"]),
+    ],
+)
+@pytest.mark.parametrize("how", ["--resume", "--evaluate"])
+def test_a_run_keeps_its_configuration(how, flags, words, finished):
+    before = contents(finished)
+    message = message_of(how, str(finished), *flags.split()).replace("-", "_")
+    assert [word for word in words if word.replace("-", "_") not in message] == [], message
+    assert contents(finished) == before
+
+
+def test_resume_takes_the_configuration_from_the_run(finished):
+    flags = "--seed 1 --checkpoint-every 7 --eval-episodes 3 --eval-deterministic".split()  # the run has seed 1
+    args = ppo.parse_args(["--resume", str(finished), *flags])
+    assert (args.env_id, args.num_steps, args.exp_name, args.compile) == ("InvertedPendulum-v4", 16, "small", False)
+    assert (args.checkpoint_every, args.eval_episodes, args.eval_deterministic) == (7, 3, True)
+
+
+def test_checkpoint_of_another_shape_is_refused(finished):
+    args = torch.load(finished / "checkpoint.pt", weights_only=True)["args"]
+    rewrite(finished, args=args | {"env_id": "Hopper-v4", "total_timesteps": 960})
+    before = contents(finished)
+    for flag in ("--resume", "--evaluate"):
+        assert "Hopper-v4" in message_of(flag, str(finished))
+        assert contents(finished) == before
+
+
+def test_complete_run_is_not_resumed(finished):
+    before = contents(finished)
+    assert "complete" in message_of("--resume", str(finished)) and contents(finished) == before
+
+
+# -- disks --
+@pytest.mark.parametrize("when", ["first", "later"])
+def test_full_disk_is_one_line_and_keeps_the_checkpoint_before(when):
+    """No file may grow past 100 kB: the checkpoint does not fit. `later`: an earlier one lies there."""
+    flags = f"--env-id HalfCheetah-v4 {SMALL} --no-compile --checkpoint-every 1".split()
+    folder = Path("full")
+    folder.mkdir()
+    if when == "later":
+        run_dir = killed("advantages", 3, *flags).rename(folder / "run")
+        before = (run_dir / "checkpoint.pt").read_bytes()
+        flags = ["--resume", "run", "--checkpoint-every", "1"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
+    done = script(*flags, cwd=folder, preexec_fn=limit)
+    run_dir = folder / "run" if when == "later" else the_run(folder / "runs")
+    assert done.returncode == 1 and done.stderr.startswith("error: cannot write ") and done.stderr.count("\n") == 1
+    assert "checkpoint.pt" in done.stderr and not (run_dir / "checkpoint.tmp").exists()
+    if when == "later":
+        assert (run_dir / "checkpoint.pt").read_bytes() == before
+        assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 2
+
+
+def test_blocked_run_directory_is_one_line():
+    Path("runs").write_text("a file")
+    message = message_of(*f"--env-id InvertedPendulum-v4 {SMALL} --no-compile".split())
+    assert "runs" in message and Path("runs").read_text() == "a file"
+
+
+# -- evaluation --
+def test_evaluation_repeats_itself_and_changes_nothing(finished, capsys):
+    before = contents(finished)
+    play = ["--evaluate", str(finished), "--eval-episodes", "4"]
+    sampled, again = (ppo.train(ppo.parse_args(play))["eval_returns"] for _ in range(2))
+    greedy = ppo.train(ppo.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
+    assert sampled == again and len(sampled) == 4 and sampled != greedy
+    assert contents(finished) == before
+    assert f"{np.mean(sampled):.1f}" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
+    """An independent greedy episode: the network by hand, observations normalized with the stored moments."""
+    returns = ppo.train(ppo.parse_args(["--evaluate", str(finished), "--eval-episodes", "3", "--eval-deterministic"]))
+    checkpoint = torch.load(finished / "checkpoint.pt", weights_only=True)
+    w = {name: tensor.double().numpy() for name, tensor in checkpoint["agent"].items()}
+    mean, var = (checkpoint["obs_rms"][name].numpy() for name in ("mean", "var"))
+    env, expected = gym.make("InvertedPendulum-v4"), []
+    for episode in range(3):
+        obs, over, total = env.reset(seed=1_000_000 + 1 + episode)[0], False, 0.0
+        while not over:
+            x = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
+            for i in (0, 2):
+                x = np.tanh(w[f"actor_mean.{i}.weight"] @ x + w[f"actor_mean.{i}.bias"])
+            action = np.clip(w["actor_mean.4.weight"] @ x + w["actor_mean.4.bias"], -3, 3)
+            obs, reward, terminated, truncated, _ = env.step(action)
+            over, total = terminated or truncated, total + reward
+        expected.append(total)
+    assert returns["eval_returns"] == pytest.approx(expected)
+
+
+# -- alone on a machine --
+def test_script_runs_alone_in_an_empty_directory(tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(SCRIPT, alone)
+    flags = (
+        "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 2 --no-compile --eval-episodes 1"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, SCRIPT.name, *flags.split()]
+    done = subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    run_dir = the_run(alone / "runs")
+    files = {path.name for path in run_dir.iterdir()}
+    assert files - {name for name in files if "tfevents" in name} == {
+        *("config.json", "episodes.csv", "checkpoint.pt", SCRIPT.name)
+    }
+    assert len(files) == 5 and (run_dir / SCRIPT.name).read_bytes() == SCRIPT.read_bytes()
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"]["num_steps"] == 512 and config["args"]["env_id"] == "HalfCheetah-v4"
+    assert config["versions"]["torch"] == torch.__version__ and flags in config["command"]
+    assert (run_dir / "episodes.csv").read_text().startswith("step,return,length,seconds\n1000,")
+    assert {path.name for path in alone.iterdir()} <= {SCRIPT.name, "runs", "__pycache__"}
+
+
+def test_help_shows_every_flag():
+    done = script("--help")
+    assert done.returncode == 0
+    shown = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+    assert [name for name in vars(ppo.Args()) if f"--{name.replace('_', '-')}" not in shown] == []
+
+
+def test_inline_metadata_covers_every_import():
+    """PEP 723: every third-party import of the script is a dependency; the extras of gymnasium bring mujoco."""
+    source = SCRIPT.read_text()
+    block = re.search(r"^# /// script\n((?:#.*\n)+?)# ///$", source, re.MULTILINE)[1]
+    metadata = tomllib.loads("".join(line.removeprefix("#").removeprefix(" ") for line in block.splitlines(True)))
+    assert metadata["requires-python"] == ">=3.11,<3.13"
+    names = " ".join(metadata["dependencies"])
+    brought = set(re.findall(r"[a-z][a-z0-9_-]*", names))
+    imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) - set(sys.stdlib_module_names)
+    assert len(imported) >= 6 and imported <= brought
+    project = tomllib.loads((SCRIPT.parent / "pyproject.toml").read_text())["project"]
+    for requirement in project["dependencies"]:  # the same bounds in both places
+        name, bounds = re.match(r"([a-z]+)(.*)", requirement).groups()
+        assert any(re.fullmatch(rf"{name}(\[.*\])?{re.escape(bounds)}", d) for d in metadata["dependencies"]), (
+            requirement
+        )
