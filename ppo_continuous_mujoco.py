@@ -248,7 +248,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     return env
 
 
-def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
+def make_envs(args: Args, run_dir: Path, seed: int) -> gym.vector.VectorEnv:
     """`num_envs` environments behind Gymnasium's vector interface.
 
     sync and async reset in the step that ends an episode (SAME_STEP; the last observation is in infos["final_obs"]),
@@ -262,7 +262,7 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
     try:
         import envpool
 
-        config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": args.seed}
+        config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": seed}
         envs = envpool.make_gymnasium(args.env_id, **config)
     except ImportError:
         sys.exit("error: --env-backend envpool needs EnvPool (uv run --with envpool ...); sync and async do not")
@@ -576,6 +576,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
             shutil.copy(__file__, run_dir)
         episodes = open(run_dir / "episodes.csv", "a")
         episodes.truncate(checkpoint["episodes_size"] if checkpoint else 0)
+        episodes.seek(0, os.SEEK_END)
         if checkpoint is None:
             episodes.write("step,return,length,seconds\n")
         if args.track:
@@ -632,7 +633,8 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # the only generator that this script draws from
 
-    envs = make_envs(args, run_dir)
+    env_seed = args.seed + (checkpoint["iteration"] if checkpoint else 0)
+    envs = make_envs(args, run_dir, env_seed)
     next_step_reset = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
@@ -656,7 +658,7 @@ def train(args: Args) -> dict:
     next_valid = np.ones(N, bool)  # (N,)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)  # (N,) of raw rewards
     start_iteration, global_step, seconds, recent_returns = 1, 0, 0.0, deque(maxlen=100)
-    raw_obs, _ = envs.reset(seed=args.seed + (checkpoint["iteration"] if checkpoint else 0))
+    raw_obs, _ = envs.reset(seed=None if args.env_backend == "envpool" else env_seed)  # EnvPool's is fixed when made
     if checkpoint:
         load_agent(agent, obs_rms, checkpoint)
         adam = {name: tensor.to(device) for name, tensor in checkpoint["adam"].items()}

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -194,27 +195,38 @@ def test_resumed_envpool_goes_on_counting(run, monkeypatch, read_episodes):
 
 
 # -- signals --
-def wait_until_caught(process: subprocess.Popen, signum: int, caught: bool = True) -> None:
-    """Until the process has (or no longer has) a handler for the signal, as the kernel sees it."""
-    while process.poll() is None:
+def wait_until(process: subprocess.Popen, catches: bool) -> None:
+    """Until the process has (or no longer has) a handler for SIGTERM, as the kernel sees it."""
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
         mask = int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
-        if bool(mask >> (signum - 1) & 1) == caught:
+        if bool(mask >> (signal.SIGTERM - 1) & 1) == catches:
             return
-    pytest.fail(process.communicate()[0])
+        time.sleep(0.01)
+    pytest.fail(f"exit code {process.poll()}, no change of the SIGTERM handler")
 
 
-def start_and_wait(*flags: str) -> subprocess.Popen:
-    command = [sys.executable, SCRIPT, *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, start_new_session=True, **pipes)
-    wait_until_caught(process, signal.SIGTERM)  # Python catches SIGINT from the start, SIGTERM only when asked to
-    return process
+@pytest.fixture
+def start():
+    """Start the script in a process group of its own and wait for its signal handlers; no process outlives the test."""
+    processes = []
+
+    def go(*flags: str) -> subprocess.Popen:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        processes.append(subprocess.Popen([sys.executable, SCRIPT, *flags], **pipes))
+        wait_until(processes[-1], catches=True)  # Python itself catches SIGINT, but not SIGTERM
+        return processes[-1]
+
+    yield go
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_signal_finishes_the_iteration_and_the_run_can_go_on(signum, uninterrupted, read_episodes):
+def test_signal_finishes_the_iteration_and_the_run_can_go_on(signum, start, uninterrupted, read_episodes):
     flags = ["--env-id", "HalfCheetah-v4", *SMALL.split(), "--no-compile", "--checkpoint-every", "2"]
-    process = start_and_wait(*flags)
+    process = start(*flags)
     process.send_signal(signum)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0 and "stopped after" in output and "--resume" in output, output
@@ -225,23 +237,23 @@ def test_signal_finishes_the_iteration_and_the_run_can_go_on(signum, uninterrupt
     assert_same_run(the_run(), uninterrupted(*flags), read_episodes)
 
 
-def test_second_signal_ends_the_run_at_once():
+def test_second_signal_ends_the_run_at_once(start):
     """In the middle of an iteration that would take a minute."""
     flags = (
         "--env-id InvertedPendulum-v4 --no-compile --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
     )
-    process = start_and_wait(*flags.split())
+    process = start(*flags.split())
     process.send_signal(signal.SIGTERM)
-    wait_until_caught(process, signal.SIGTERM, caught=False)
+    wait_until(process, catches=False)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == -signal.SIGTERM
     assert not (the_run() / "checkpoint.pt").exists()
 
 
-def test_ctrl_c_reaches_the_workers_too():
+def test_ctrl_c_reaches_the_workers_too(start):
     """A terminal sends SIGINT to the whole process group; the worker processes must outlive the iteration."""
     flags = ["--env-id", "Hopper-v4", *SMALL.split(), "--no-compile", "--env-backend", "async"]
-    process = start_and_wait(*flags)
+    process = start(*flags)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0 and "stopped after" in output and "Traceback" not in output, output
