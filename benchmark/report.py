@@ -144,7 +144,8 @@ def suite_section(suite: str) -> str:
     parts = [returns_table(suite, results)]
     parts.append(
         "Final return of a seed: mean of its last 100 training episodes (CleanRL's rule). Interval of the mean over "
-        "seeds: Student's t below ten seeds, bootstrap from ten. CleanRL: same version of the environment, mean ± "
+        "seeds: Student's t below ten seeds, bootstrap from ten. Steps/s: of these runs, several at a time on a busy "
+        "machine; the section on speed has measured ones. CleanRL: same version of the environment, mean ± "
         "standard deviation, one figure for each published benchmark. Best published: the highest mean of any source, "
         "version and rule in `benchmark/published.csv`."
     )

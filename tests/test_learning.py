@@ -28,7 +28,7 @@ def test_learns_inverted_pendulum(seed, run, read_episodes):
 
 @pytest.mark.slow
 def test_learns_hopper(run, read_episodes):
-    """Measured: 741 with seed 1; a random policy gets 15."""
+    """Measured: 741, 1034, 1046, 647 with seeds 1 to 4; a random policy gets 15."""
     result = run(env_id="Hopper-v4", total_timesteps=200_000, learning_rate=1e-3, **FAST)
     assert last_return(read_episodes(result["run_dir"])) > 400
 

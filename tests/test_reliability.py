@@ -239,10 +239,8 @@ def test_signal_finishes_the_iteration_and_the_run_can_go_on(signum, start, unin
 
 def test_second_signal_ends_the_run_at_once(start):
     """In the middle of an iteration that would take a minute."""
-    flags = (
-        "--env-id InvertedPendulum-v4 --no-compile --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
-    )
-    process = start(*flags.split())
+    flags = "--env-id InvertedPendulum-v4 --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
+    process = start(*flags.split(), "--no-compile")
     process.send_signal(signal.SIGTERM)
     wait_until(process, catches=False)
     process.send_signal(signal.SIGTERM)
