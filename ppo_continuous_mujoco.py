@@ -204,7 +204,7 @@ def check_args(args: Args) -> None:
         sys.exit(f"error: {batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     if args.total_timesteps < args.batch_size:
         sys.exit(f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
-    if args.capture_video and args.env_backend != "sync":
+    if args.capture_video and args.env_backend != "sync" and not args.evaluate:
         sys.exit(f"error: --capture-video needs --env-backend sync, not {args.env_backend}")
     if args.evaluate and not args.eval_episodes:
         sys.exit("error: --evaluate with --eval-episodes (0) would play nothing")
@@ -228,7 +228,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One Gymnasium environment; with `video_dir` it records episodes there on RecordVideo's schedule."""
     if multiprocessing.parent_process():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which stops its workers
-    if not os.environ.get("DISPLAY"):
+    if video_dir and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     if mujoco.get_mju_user_warning() is None:
         mujoco.set_mju_user_warning(cache(print))  # each of MuJoCo's warnings once, not once per environment
@@ -798,22 +798,12 @@ def train(args: Args) -> dict:
             if ending or (args.checkpoint_every and iteration % args.checkpoint_every == 0):
                 writer.flush()
                 carried = (next_obs, discounted_return, episodic_return, episodic_length)
-                state = {
-                    "script": Path(__file__).stem,
-                    "args": asdict(args),
-                    "agent": agent.state_dict(),
-                    "adam": adam,
-                    "obs_rms": obs_rms.state_dict(),
-                    "return_rms": return_rms.state_dict(),
-                    "rng": torch.get_rng_state(),
-                    "envs": env_states(envs),
-                    "carried": [torch.from_numpy(array) for array in carried],
-                    "iteration": iteration,
-                    "global_step": global_step,
-                    "seconds": time.time() - start_time,
-                    "recent_returns": list(recent_returns),
-                    "episodes_size": episodes.tell(),
-                }
+                state = {"script": Path(__file__).stem, "args": asdict(args), "iteration": iteration}
+                state |= {"global_step": global_step, "seconds": time.time() - start_time, "rng": torch.get_rng_state()}
+                state |= {"agent": agent.state_dict(), "adam": adam}
+                state |= {"obs_rms": obs_rms.state_dict(), "return_rms": return_rms.state_dict()}
+                state |= {"envs": env_states(envs), "carried": [torch.from_numpy(array) for array in carried]}
+                state |= {"recent_returns": list(recent_returns), "episodes_size": episodes.tell()}
                 save_checkpoint(run_dir, state)
                 saved = iteration
         except (OSError, RuntimeError) as error:
