@@ -685,7 +685,10 @@ def train(args: Args) -> dict:
     signals = []  # the first SIGINT or SIGTERM ends the run after its iteration, a second one at once
     on_signal = lambda signum, _: signals.append(signum) or signal.signal(signum, signal.SIG_DFL)  # noqa: E731
     old_handlers = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
-    start_time, first_step, last_line, saved = time.time() - seconds, global_step, 0.0, start_iteration - 1
+    start_time, first_step, last_line = time.time() - seconds, global_step, 0.0
+    kept = (
+        f"checkpoint.pt of iteration {start_iteration - 1} is good" if checkpoint else "there is no checkpoint.pt yet"
+    )
 
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -772,8 +775,7 @@ def train(args: Args) -> dict:
         names = "policy_loss value_loss entropy old_approx_kl approx_kl clipfrac grad_norm".split()
         losses = dict(zip(names, mean)) | {"old_approx_kl_max": largest[3], "approx_kl_max": largest[4]}
         if not all(math.isfinite(value) for value in mean):
-            kept = f"the checkpoint of iteration {saved} in {run_dir} is good" if saved else "no checkpoint was written"
-            sys.exit(f"error: iteration {iteration} has losses that are not finite ({losses}); {kept}")
+            sys.exit(f"error: iteration {iteration} of {run_dir} has losses that are not finite ({losses}); {kept}")
         target, residual = returns[valid], (returns - values[:T])[valid]
         losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
         now = time.time()
@@ -805,9 +807,9 @@ def train(args: Args) -> dict:
                 state |= {"envs": env_states(envs), "carried": [torch.from_numpy(array) for array in carried]}
                 state |= {"recent_returns": list(recent_returns), "episodes_size": episodes.tell()}
                 save_checkpoint(run_dir, state)
-                saved = iteration
+                kept = f"checkpoint.pt of iteration {iteration} is good"
         except (OSError, RuntimeError) as error:
-            sys.exit(f"error: cannot write to {run_dir} ({error}); its checkpoint of iteration {saved} is untouched")
+            sys.exit(f"error: cannot write to {run_dir} ({error}); {kept}")
         if ending:
             break
 

@@ -490,7 +490,7 @@ def test_losses_that_are_not_finite_stop_the_run(checkpoint_every, iteration, ru
     assert message.startswith("error: iteration 3 ") and "\n" not in message
     checkpoints = list(tmp_path.glob("run*/runs/*/checkpoint.*"))
     if checkpoint_every:
-        assert "checkpoint of iteration 2" in message and len(checkpoints) == 1
+        assert "checkpoint.pt of iteration 2 is good" in message and len(checkpoints) == 1
         checkpoint = torch.load(checkpoints[0], weights_only=True)
         assert checkpoint["iteration"] == 2 and all(w.isfinite().all() for w in checkpoint["agent"].values())
     else:

@@ -439,8 +439,18 @@ def test_checkpoint_of_another_shape_is_refused(finished):
     rewrite(finished, args=args | {"env_id": "Hopper-v4", "total_timesteps": 960})
     before = contents(finished)
     for flag in ("--resume", "--evaluate"):
-        assert "Hopper-v4" in message_of(flag, str(finished))
+        assert "does not fit Hopper-v4" in message_of(flag, str(finished), "--eval-episodes", "1")
         assert contents(finished) == before
+
+
+def test_resume_keeps_the_flags_of_the_run_unless_asked(finished):
+    kept = ppo.parse_args(["--resume", str(finished)])
+    assert (kept.checkpoint_every, kept.exp_name, kept.num_steps) == (1, "small", 16)
+    assert ppo.parse_args(["--resume", str(finished), "--checkpoint-every", "7"]).checkpoint_every == 7
+
+
+def test_empty_evaluation_is_an_error(finished):
+    assert "--eval-episodes (0)" in message_of("--evaluate", str(finished))
 
 
 def test_complete_run_is_not_resumed(finished):
@@ -463,7 +473,8 @@ def test_full_disk_is_one_line_and_keeps_the_checkpoint_before(when):
     done = script(*flags, cwd=folder, preexec_fn=limit)
     run_dir = folder / "run" if when == "later" else the_run(folder / "runs")
     assert done.returncode == 1 and done.stderr.startswith("error: cannot write ") and done.stderr.count("\n") == 1
-    assert "checkpoint.pt" in done.stderr and not (run_dir / "checkpoint.tmp").exists()
+    kept = "checkpoint.pt of iteration 2 is good" if when == "later" else "no checkpoint.pt yet"
+    assert kept in done.stderr and not (run_dir / "checkpoint.tmp").exists()
     if when == "later":
         assert (run_dir / "checkpoint.pt").read_bytes() == before
         assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 2
