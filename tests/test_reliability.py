@@ -518,6 +518,32 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
     assert returns["eval_returns"] == pytest.approx(expected)
 
 
+# -- videos and tracking --
+def test_videos_of_training_and_evaluation():
+    flags = "--env-id Pendulum-v1 --capture-video --eval-episodes 1 --no-compile --num-steps 256 --total-timesteps 256"
+    done = script(*flags.split(), env=os.environ | {"SDL_VIDEODRIVER": "dummy"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    for folder in ("videos", "eval_videos"):
+        assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="EGL is Linux's way to render without a screen")
+def test_no_gl_names_the_package(tmp_path):
+    """A graphics driver that does not exist: MuJoCo cannot render, and nothing is written."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+    environment["__EGL_VENDOR_LIBRARY_FILENAMES"] = "/nonexistent"
+    done = script("--env-id", "InvertedPendulum-v4", "--capture-video", env=environment)
+    assert done.returncode == 1 and "libegl1" in done.stderr and not (tmp_path / "runs").exists()
+
+
+def test_track_works_offline():
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    done = script("--env-id", "Hopper-v4", "--track", "--no-compile", *SMALL.split(), env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(the_run().glob("wandb/offline-run-*/*.wandb"))
+
+
 # -- alone on a machine --
 def test_script_runs_alone_in_an_empty_directory(tmp_path):
     alone = tmp_path / "alone"

@@ -4,7 +4,9 @@ import ast
 import builtins
 import io
 import re
+import subprocess
 import symtable
+import sys
 import tokenize
 from dataclasses import fields
 from importlib import import_module
@@ -219,3 +221,9 @@ def test_readme_table_has_the_line_of_every_detail(script):
     table = {(name, file): (int(line), target, int(anchor)) for name, file, line, target, anchor in rows}
     expected = {(n, script): (line, script, line) for n, line in markers_of(source_of(script)) if n[0] in "CM"}
     assert {key: value for key, value in table.items() if key[1] == script and key[0][0] in "CM"} == expected
+
+
+def test_readme_holds_the_tables_of_the_results():
+    report = [sys.executable, ROOT / "benchmark" / "report.py", "--check"]
+    done = subprocess.run(report, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
