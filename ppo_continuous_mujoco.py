@@ -686,9 +686,7 @@ def train(args: Args) -> dict:
     on_signal = lambda signum, _: signals.append(signum) or signal.signal(signum, signal.SIG_DFL)  # noqa: E731
     old_handlers = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
     start_time, first_step, last_line = time.time() - seconds, global_step, 0.0
-    kept = (
-        f"checkpoint.pt of iteration {start_iteration - 1} is good" if checkpoint else "there is no checkpoint.pt yet"
-    )
+    kept = f"checkpoint.pt of iteration {start_iteration - 1} is good" if checkpoint else "no checkpoint.pt yet"
 
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
