@@ -508,14 +508,14 @@ def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: 
     return torch.cat([stats, grad_norm.detach()[None]])
 
 
-def compile_update(device: torch.device):
-    """`update` compiled into one graph of static shape, with CUDA graphs on a GPU; itself if there is no compiler."""
+def compiled(function, device: torch.device):
+    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler."""
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
-        return update
+        return function
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    return torch.compile(update, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 # -- checkpoint, evaluation, provenance --
@@ -733,7 +733,7 @@ def train(args: Args) -> dict:
         # -- update --
         update_start = time.time()
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            update_step = compile_update(device) if args.compile else update
+            update_step = compiled(update, device) if args.compile else update
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
         batch["valid"] = torch.from_numpy(valid).to(device).flatten().float()  # (B,)
@@ -751,9 +751,7 @@ def train(args: Args) -> dict:
                 returns = advantages + values[:T]  # (T, N)
                 for name, array in {"advantages": advantages, "values": values[:T], "returns": returns}.items():
                     batch[name] = torch.from_numpy(array).to(device).flatten()
-            if (
-                args.squash_actions
-            ):  # a fresh sample for the entropy, drawn here so that compiled and eager see the same
+            if args.squash_actions:  # a fresh sample for the entropy, drawn here: the compiled update draws nothing
                 batch["noise"] = torch.randn(batch["actions"].shape).to(device)
             if epoch == 0:
                 with torch.no_grad():
