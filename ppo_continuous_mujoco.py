@@ -772,7 +772,7 @@ def train(args: Args) -> dict:
         losses = dict(zip(names, mean)) | {"old_approx_kl_max": largest[3], "approx_kl_max": largest[4]}
         if not all(math.isfinite(value) for value in mean):
             sys.exit(f"error: iteration {iteration} of {run_dir} has losses that are not finite ({losses}); {kept}")
-        target, residual = returns[valid], (returns - values[:T])[valid]
+        target, residual = returns[valid], advantages[valid]
         losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
         now = time.time()
         scalars = {f"losses/{name}": value for name, value in losses.items()}

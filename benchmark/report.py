@@ -1,6 +1,7 @@
 """results/ and published.csv -> Markdown tables, learning curves, the result sections of README.md.
 
-It also keeps the line numbers in README.md's table of details: `| C05 | ... [script.py:12](script.py#L12) ...`.
+It also makes the table of flags from the scripts, and keeps the line numbers in README.md's table of details:
+`| C05 | ... [script.py:12](script.py#L12) ...`.
 
 python benchmark/report.py            print the tables
 python benchmark/report.py --write    draw figures/ and put each table between its markers in README.md
@@ -8,6 +9,7 @@ python benchmark/report.py --check    exit with 1 if README.md holds other table
 """
 
 import argparse
+import ast
 import csv
 import re
 import sys
@@ -96,7 +98,7 @@ def final_returns(runs: list) -> np.ndarray:
 def mean_and_interval(runs: list) -> str:
     x = final_returns(runs)
     mean, (low, high) = x.mean(), interval(x)
-    return number(mean) + (f" [{number(low, mean)}, {number(high, mean)}]" if len(x) > 1 else "")
+    return number(mean) + (f" [{number(low, mean)}, {number(high, mean)}]" if len(x) > 2 else "")
 
 
 def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
@@ -168,17 +170,18 @@ def speed_section() -> str:
         facts, data = read_csv(path)
         median = {name: f"{np.median(column):.0f}" for name, column in data.items()}
         ratio = data["ours_steps_per_second"] / data["peer_steps_per_second"]
-        row = [facts["ours"], facts["peer"], facts["env"], str(len(ratio))]
+        row = [facts["ours"], facts["peer"], facts["env"], facts["threads"], str(len(ratio))]
         row += [f"{np.median(ratio):.2f} ({ratio.min():.2f} to {ratio.max():.2f})"]
         for name in ("steps_per_second", "wall_seconds", "peak_mb"):
             row.append(f"{median[f'ours_{name}']} / {median[f'peer_{name}']}")
         rows.append(row)
         setups.add(f"{facts['ours'].split()[0]} at {facts['commit']} on {facts['hardware']}: {facts['ours_versions']}.")
         setups.add(f"{facts['peer'].split()[0]}: {facts['peer_versions']}.")
-    head = ["ours", "peer", "environment", "pairs", "ratio of steps/s (range)", "steps/s", "seconds in all", "peak MB"]
+    head = ["ours", "peer", "environment", "threads", "pairs", "ratio of steps/s (range)", "steps/s"]
+    head += ["seconds in all", "peak MB"]
     rule = (
-        "Medians, ours / peer; both ran in turns on the same machine, one thread each. Steps/s from the first tenth "
-        "of the run to its end; seconds in all: the whole process with start-up and compilation."
+        "Medians, ours / peer; both ran in turns on the same machine. Steps/s from the first tenth of the run "
+        "to its end; seconds in all: the whole process with start-up and compilation."
     )
     return "\n\n".join([table(head, rows, left=3), rule, " ".join(sorted(setups))])
 
@@ -223,16 +226,49 @@ def draw(suite: str) -> None:
     plt.close(fig)
 
 
+def flags_of(script: Path) -> dict[str, tuple[str, str]]:
+    """Flag -> (default, help) from the fields of the script's Args and the strings under them."""
+    tree = ast.parse(script.read_text())
+    (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
+    shown = {"True": "on", "False": "off", "None": "", "Path(__file__).stem": "the script's name"}
+    flags = {}
+    for field, text in zip(args.body, args.body[1:]):
+        if isinstance(field, ast.AnnAssign):
+            default = ast.get_source_segment(script.read_text(), field.value)
+            flags[f"--{field.target.id.replace('_', '-')}"] = (shown.get(default, default.strip('"')), text.value.value)
+    return flags
+
+
+def flags_table() -> str:
+    """One row for each flag of any script, in the order of the scripts; a second line where the help differs."""
+    scripts = {script.stem: flags_of(script) for script in sorted(HERE.parent.glob("pp[og]_*.py"), reverse=True)}
+    order = []
+    for flags in scripts.values():  # a new flag comes after the one before it
+        at = 0
+        for flag in flags:
+            if flag not in order:
+                order.insert(at, flag)
+            at = order.index(flag) + 1
+    rows = []
+    for flag in order:
+        defaults = [flags[flag][0] if flag in flags else "-" for flags in scripts.values()]
+        texts = dict.fromkeys(flags[flag][1] for flags in scripts.values() if flag in flags)
+        rows.append([f"`{flag}`", *defaults, "; or: ".join(texts)])
+    return table(["flag", *(name.removeprefix("ppo_") for name in scripts), "effect"], rows, left=len(scripts) + 2)
+
+
 def line_links(text: str) -> str:
     """README.md with every `[script.py:line](...)` of the table of details at the line of that detail's marker."""
 
-    def link(match: re.Match) -> str:
-        before, detail, script = match.groups()
-        lines = (HERE.parent / script).read_text().splitlines()
-        line = next(i for i, code in enumerate(lines, 1) if re.search(rf"# .*(?<!see )\[{detail}\]", code))
-        return f"{before}[{script}:{line}]({script}#L{line})"
+    def row(match: re.Match) -> str:
+        def link(found: re.Match) -> str:
+            lines = (HERE.parent / found[1]).read_text().splitlines()
+            line = next(i for i, code in enumerate(lines, 1) if re.search(rf"# .*(?<!see )\[{match[1]}\]", code))
+            return f"[{found[1]}:{line}]({found[1]}#L{line})"
 
-    return re.sub(r"(?m)^(\| ([A-Z]\d\d) \|.*?)\[(\w+\.py):\d+\]\(\w+\.py#L\d+\)", link, text)
+        return re.sub(r"\[(\w+\.py):\d+\]\(\w+\.py#L\d+\)", link, match[0])
+
+    return re.sub(r"(?m)^\| ([A-Z]\d\d) \|.*", row, text)
 
 
 def main() -> None:
@@ -248,6 +284,7 @@ def main() -> None:
     sections = {suite: suite_section(suite) for suite in suites}
     if list(HERE.glob("results/speed/*.csv")):
         sections["speed"] = speed_section()
+    sections["flags"] = flags_table()
 
     old = README.read_text() if options.write or options.check else ""
     text = line_links(old)
@@ -262,7 +299,7 @@ def main() -> None:
     if options.write:
         README.write_text(text)
     elif text != old:
-        sys.exit("error: README.md is not what benchmark/report.py --write makes of benchmark/results/")
+        sys.exit("error: README.md is not what benchmark/report.py --write makes of the scripts and benchmark/results/")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
 # What the suites share. A suite sets SUITE, SCRIPT, SEEDS and STEPS, sources this file and pipes its plan into
 # `run_plan`: one line for each experiment, ENV EXP FLAGS..., which becomes one run for each seed.
-#   WORKERS  runs side by side (default 2), each on one thread
+#   WORKERS  runs side by side (default 2)
+#   THREADS  threads of each run (default 1)
 #   FLAGS    flags for every run that do not change what it learns, such as "--track" or "--checkpoint-every 10"
 #   PYTHON   how to start Python (default: uv run python)
 export SUITE SCRIPT STEPS FLAGS=${FLAGS:-} PYTHON=${PYTHON:-uv run python} DRY_RUN=
-export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 

@@ -85,7 +85,7 @@ def main() -> None:
     ratio = np.array([row["ours_steps_per_second"] / row["peer_steps_per_second"] for row in rows])
 
     facts = {"env": args.env_id, "steps": args.steps, "commit": config["commit"], "hardware": config["hardware"]}
-    facts |= {"load_before": f"{load:.2f}"}
+    facts |= {"threads": os.environ["OMP_NUM_THREADS"], "load_before": f"{load:.2f}"}
     for side, (python, script, extra) in programs.items():
         facts[side] = shlex.join([Path(script).name, *shlex.split(extra)])
         versions = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout

@@ -14,6 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as ppo  # noqa: E402
 
 torch.set_num_threads(1)  # as the scripts do
@@ -87,17 +88,38 @@ def tiny_args():
 
 
 @pytest.fixture
-def run(tiny_args, tmp_path, monkeypatch):
+def tiny_atari():
+    """The same for ppo_atari.py, on Breakout with the readable wrappers."""
+
+    def make(**changes) -> ppo_atari.Args:
+        small = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "env_backend": "gymnasium"}
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        return ppo_atari.Args(**small | changes)
+
+    return make
+
+
+def runner(train, make_args, tmp_path, monkeypatch):
     """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
 
     def go(**changes) -> dict:
         directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         directory.mkdir()
         monkeypatch.chdir(directory)
-        result = ppo.train(tiny_args(**changes))
+        result = train(make_args(**changes))
         return result | {"run_dir": directory / result["run_dir"]}
 
     return go
+
+
+@pytest.fixture
+def run(tiny_args, tmp_path, monkeypatch):
+    return runner(ppo.train, tiny_args, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_atari(tiny_atari, tmp_path, monkeypatch):
+    return runner(ppo_atari.train, tiny_atari, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -19,18 +19,19 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import ppo_atari
 import ppo_continuous_mujoco as ppo
 
-SCRIPT = Path(ppo.__file__).resolve()
+SCRIPT, ATARI = Path(ppo.__file__).resolve(), Path(ppo_atari.__file__).resolve()
 SMALL = "--num-envs 2 --num-minibatches 4 --update-epochs 2 --eval-episodes 0 --num-steps 256 --total-timesteps 5120"
 
 # Runs the script and kills it in the middle of the n-th call of something; a write gets half of its bytes out.
 KILLER = """
-import io, os, signal, sys
-where, n, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+import importlib, io, os, signal, sys
+where, n, script = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 sys.argv[:4] = [sys.argv[0]]
-sys.path.insert(0, folder)
-import ppo_continuous_mujoco as ppo
+sys.path.insert(0, os.path.dirname(script))
+ppo = importlib.import_module(os.path.basename(script).removesuffix(".py"))
 
 def kill_in(owner, name, before=lambda *args: None, counts=lambda *args: True):
     original, calls = getattr(owner, name), []
@@ -51,7 +52,7 @@ def write_half(data, file):
 torch_save, replace = ppo.torch.save, os.replace
 is_checkpoint = lambda source, target: str(target).endswith("checkpoint.pt")
 places = {
-    "rollout": (ppo, "normalize_obs"),
+    "rollout": (ppo, "normalize_obs") if hasattr(ppo, "normalize_obs") else (ppo.Agent, "act"),
     "advantages": (ppo, "gae"),
     "writing": (ppo.torch, "save", write_half),
     "before renaming": (os, "replace", lambda *args: None, is_checkpoint),
@@ -62,13 +63,13 @@ ppo.train(ppo.parse_args())
 """
 
 
-def script(*flags: str, **kwargs) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, SCRIPT, *flags], capture_output=True, text=True, timeout=300, **kwargs)
+def script(*flags: str, path: Path = SCRIPT, **kwargs) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, path, *flags], capture_output=True, text=True, timeout=300, **kwargs)
 
 
-def killed(where: str, n: int, *flags: str) -> Path:
+def killed(where: str, n: int, *flags: str, path: Path = SCRIPT) -> Path:
     """Run until the kill; returns the run directory."""
-    command = [sys.executable, "-c", KILLER, where, str(n), str(SCRIPT.parent), *flags]
+    command = [sys.executable, "-c", KILLER, where, str(n), str(path), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     return the_run()
@@ -103,7 +104,7 @@ def assert_same_run(one: Path, other: Path, read_episodes) -> None:
     assert episodes == read_episodes(other) and len(episodes) >= 2
     assert b"\0" not in (one / "episodes.csv").read_bytes() + (other / "episodes.csv").read_bytes()
     losses = policy_losses(one)
-    assert losses == policy_losses(other) and [step for step, _ in losses] == list(range(512, 5121, 512))
+    assert losses == policy_losses(other) and len(losses) == 10
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +112,10 @@ def uninterrupted(tmp_path_factory):
     """The run directory of a run that nothing stopped, made once for each set of flags."""
     made = {}
 
-    def get(*flags: str) -> Path:
+    def get(*flags: str, path: Path = SCRIPT) -> Path:
         if flags not in made:
             folder = tmp_path_factory.mktemp("uninterrupted")
-            done = script(*flags, cwd=folder)
+            done = script(*flags, path=path, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
             made[flags] = the_run(folder / "runs")
         return made[flags]
@@ -141,6 +142,35 @@ KILLS = {
     ),
     "compiled": (["HalfCheetah-v4", "--compile", "--checkpoint-every", "3"], [("rollout", 1 + 4 * 256 + 9, [])]),
 }
+
+
+ATARI_KILLS = {  # lives are lost and games end in most of the 10 iterations of 128 steps
+    "atari, five kills": (
+        ["--no-compile", "--checkpoint-every", "2"],
+        [
+            ("writing", 2, []),
+            ("advantages", 2, ["--checkpoint-every", "1"]),
+            ("before renaming", 1, ["--checkpoint-every", "2"]),
+            ("rollout", 2 * 128 + 50, ["--checkpoint-every", "1"]),
+            ("after renaming", 2, ["--checkpoint-every", "1"]),
+        ],
+    ),
+    "atari, compiled": (["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
+}
+
+
+@pytest.mark.parametrize("case", ATARI_KILLS)
+def test_killed_and_resumed_atari_is_never_stopped(case, uninterrupted, read_episodes):
+    options, kills = ATARI_KILLS[case]
+    small = "--env-backend gymnasium --no-cuda --num-envs 2 --num-steps 128 --num-minibatches 2 --update-epochs 1"
+    flags = [*small.split(), "--eval-episodes", "0", "--total-timesteps", "2560", *options]
+    start = flags
+    for where, n, resume_options in kills:
+        run_dir = killed(where, n, *start, *resume_options, path=ATARI)
+        start = ["--resume", str(run_dir), "--eval-episodes", "0"]
+    done = script(*start, path=ATARI)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(the_run(), uninterrupted(*flags, path=ATARI), read_episodes)
 
 
 @pytest.mark.parametrize("case", KILLS)
@@ -304,10 +334,27 @@ BAD_FLAGS = [
 ]
 
 
-def message_of(*flags: str) -> str:
+ATARI_BAD_FLAGS = [
+    ("--env-id Brekout-v5", ["--env-id", "Brekout-v5", "Breakout"]),
+    ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
+    ("--num-minibatches 3", ["--num-minibatches", "(3)", "8 * 128", "1024"]),
+    ("--num-envs 5 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "5 * 5", "25"]),
+    ("--total-timesteps 1023", ["--total-timesteps", "(1023)", "1024"]),
+    ("--noop-max -1", ["--noop-max", "(-1)"]),
+    ("--frame-skip 0", ["--frame-skip", "(0)"]),
+    ("--frame-stack 0", ["--frame-stack", "(0)"]),
+    ("--max-episode-steps 0", ["--max-episode-steps", "(0)"]),
+    ("--repeat-action-probability 1.5", ["--repeat-action-probability", "(1.5)"]),
+    ("--learning-rate nan", ["--learning-rate", "(nan)"]),
+    ("--env-backend sync", ["--env-backend", "(sync)", "envpool", "gymnasium"]),
+    ("--capture-video", ["--capture-video", "--env-backend gymnasium", "envpool"]),
+]
+
+
+def message_of(*flags: str, module=ppo) -> str:
     """The one line with which the script stops."""
     with pytest.raises(SystemExit) as stop:
-        ppo.train(ppo.parse_args(list(flags)))
+        module.train(module.parse_args(list(flags)))
     message = stop.value.code
     assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
     return message
@@ -318,6 +365,19 @@ def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(flags, wo
     message = message_of(*flags.split())
     assert [word for word in words if word not in message] == [], message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags, words", ATARI_BAD_FLAGS, ids=[flags for flags, _ in ATARI_BAD_FLAGS])
+def test_bad_flags_of_atari_are_named_and_nothing_is_written(flags, words, tmp_path):
+    message = message_of(*flags.split(), module=ppo_atari)
+    assert [word for word in words if word not in message] == [], message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_envpool_the_other_backend_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    message = message_of("--no-cuda", module=ppo_atari)
+    assert "EnvPool" in message and "--env-backend gymnasium" in message and list(tmp_path.iterdir()) == []
 
 
 def test_unknown_env_of_envpool_is_named(tmp_path):
@@ -379,7 +439,7 @@ def spoil(run_dir: Path, how: str) -> None:
         case "hostile pickle":
             path.write_bytes(pickle.dumps(Hostile()))
         case "another script":
-            rewrite(run_dir, script="ppo_atari")
+            rewrite(run_dir, script="ppo_lstm")
         case "another version":
             rewrite(run_dir, args={"env_id": "Hopper-v4"})
         case "no dictionary":
@@ -518,7 +578,41 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
     assert returns["eval_returns"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
+def test_evaluation_of_atari_plays_whole_games_unclipped(env_backend, run_atari, monkeypatch):
+    """Freeway ends after 2,048 steps or so and pays 0; MsPacman pays tens over three lives."""
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    run_dir = run_atari(env_id="MsPacman", env_backend=env_backend, checkpoint_every=1)["run_dir"]
+    before = contents(run_dir)
+    play = ["--evaluate", str(run_dir), "--eval-episodes", "2"]
+    made, make_envs, lives = [], ppo_atari.make_envs, []
+
+    def watched(args, *rest):
+        made.append(args)
+        envs = make_envs(args, *rest)
+        step = envs.step
+        envs.step = lambda actions: lives.append((result := step(actions))[4]["lives"].copy()) or result
+        return envs
+
+    monkeypatch.setattr(ppo_atari, "make_envs", watched)
+    sampled, again = (ppo_atari.train(ppo_atari.parse_args(play))["eval_returns"] for _ in range(2))
+    assert sampled == again and len(sampled) == 2 and all(value >= 60 and value % 10 == 0 for value in sampled)
+    assert (made[0].episodic_life, made[0].clip_reward, made[0].env_backend) == (False, False, env_backend)
+    assert {0, 1, 2, 3} <= set(np.concatenate(lives).tolist())  # all lives were played
+    greedy = ppo_atari.train(ppo_atari.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
+    assert greedy != sampled and contents(run_dir) == before
+
+
 # -- videos and tracking --
+def test_videos_of_atari():
+    flags = "--env-backend gymnasium --no-cuda --capture-video --eval-episodes 1 --no-compile --num-envs 2"
+    done = script(*flags.split(), "--num-steps", "256", "--total-timesteps", "512", path=ATARI)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for folder in ("videos", "evaluation/videos"):
+        assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
+
+
 def test_videos_of_training_and_evaluation():
     flags = "--env-id Pendulum-v1 --capture-video --eval-episodes 1 --no-compile --num-steps 256 --total-timesteps 256"
     done = script(*flags.split(), env=os.environ | {"SDL_VIDEODRIVER": "dummy"})
@@ -545,48 +639,59 @@ def test_track_works_offline():
 
 
 # -- alone on a machine --
-def test_script_runs_alone_in_an_empty_directory(tmp_path):
+ALONE = {
+    SCRIPT: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 2",
+    ATARI: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 1 --num-envs 2 --no-cuda",
+}
+scripts = pytest.mark.parametrize("path", ALONE, ids=[path.stem for path in ALONE])
+
+
+@scripts
+def test_script_runs_alone_in_an_empty_directory(path, tmp_path):
+    if path == ATARI:
+        pytest.importorskip("envpool")
     alone = tmp_path / "alone"
     alone.mkdir()
-    shutil.copy(SCRIPT, alone)
-    flags = (
-        "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 2 --no-compile --eval-episodes 1"
-    )
+    shutil.copy(path, alone)
+    flags = ALONE[path] + " --no-compile --eval-episodes 1"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, SCRIPT.name, *flags.split()]
+    command = [sys.executable, path.name, *flags.split()]
     done = subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     run_dir = the_run(alone / "runs")
-    files = {path.name for path in run_dir.iterdir()}
+    files = {file.name for file in run_dir.iterdir()}
     assert files - {name for name in files if "tfevents" in name} == {
-        *("config.json", "episodes.csv", "checkpoint.pt", SCRIPT.name)
+        *("config.json", "episodes.csv", "checkpoint.pt", path.name)
     }
-    assert len(files) == 5 and (run_dir / SCRIPT.name).read_bytes() == SCRIPT.read_bytes()
+    assert len(files) == 5 and (run_dir / path.name).read_bytes() == path.read_bytes()
     config = json.loads((run_dir / "config.json").read_text())
-    assert config["args"]["num_steps"] == 512 and config["args"]["env_id"] == "HalfCheetah-v4"
+    assert config["args"]["num_steps"] == 512 and config["args"]["exp_name"] == path.stem
     assert config["versions"]["torch"] == torch.__version__ and flags in config["command"]
-    assert (run_dir / "episodes.csv").read_text().startswith("step,return,length,seconds\n1000,")
-    assert {path.name for path in alone.iterdir()} <= {SCRIPT.name, "runs", "__pycache__"}
+    assert re.match(r"step,return,length,seconds\n\d+,", (run_dir / "episodes.csv").read_text())
+    assert {file.name for file in alone.iterdir()} <= {path.name, "runs", "__pycache__"}
 
 
-def test_help_shows_every_flag():
-    done = script("--help")
+@scripts
+def test_help_shows_every_flag(path):
+    done = script("--help", path=path)
     assert done.returncode == 0
-    shown = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
-    assert [name for name in vars(ppo.Args()) if f"--{name.replace('_', '-')}" not in shown] == []
+    shown = set(re.findall(r"--[a-z][a-z0-9-]*", done.stdout))
+    args = {SCRIPT: ppo, ATARI: ppo_atari}[path].Args()
+    assert [name for name in vars(args) if f"--{name.replace('_', '-')}" not in shown] == []
 
 
-def test_inline_metadata_covers_every_import():
+@scripts
+def test_inline_metadata_covers_every_import(path):
     """PEP 723: every third-party import of the script is a dependency; the extras of gymnasium bring mujoco."""
-    source = SCRIPT.read_text()
+    source = path.read_text()
     block = re.search(r"^# /// script\n((?:#.*\n)+?)# ///$", source, re.MULTILINE)[1]
     metadata = tomllib.loads("".join(line.removeprefix("#").removeprefix(" ") for line in block.splitlines(True)))
     assert metadata["requires-python"] == ">=3.11,<3.13"
     names = " ".join(metadata["dependencies"])
-    brought = set(re.findall(r"[a-z][a-z0-9_-]*", names))
+    brought = set(re.findall(r"[a-z][a-z0-9_-]*", names.replace("ale-py", "ale_py").replace("opencv", "cv2 ")))
     imported = set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) - set(sys.stdlib_module_names)
     assert len(imported) >= 6 and imported <= brought
-    project = tomllib.loads((SCRIPT.parent / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((path.parent / "pyproject.toml").read_text())["project"]
     for requirement in project["dependencies"]:  # the same bounds in both places
         name, bounds = re.match(r"([a-z]+)(.*)", requirement).groups()
         assert any(re.fullmatch(rf"{name}(\[.*\])?{re.escape(bounds)}", d) for d in metadata["dependencies"]), (

@@ -31,9 +31,11 @@ CORE = {
     "C10": "ent_coef.*vf_coef",
     "C11": "max_grad_norm",
     "C12": "mean",
-    "C13": "shared_network",
+    "X01": "anneal_clip",
+    "X03": "target_kl",
 }
 CONTINUOUS = {
+    "C13": "shared_network",
     "M01": "Normal",
     "M02": "actor_logstd",
     "M03": r"log_prob.*sum\(1\)",
@@ -43,14 +45,31 @@ CONTINUOUS = {
     "M07": "clip_obs",
     "M08": r"reward / np\.sqrt\(.*var",
     "M09": "clip_reward",
-    "X01": "anneal_clip",
-    "X03": "target_kl",
     "S01": "final_obs",
     "S02": "next_step_reset",
     "S03": "squash",
 }
-SCRIPTS = {"ppo_continuous_mujoco.py": CORE | CONTINUOUS}
-ITERATION_LINES = {"ppo_continuous_mujoco.py": 130}
+ATARI = {
+    "A01": "noop_max",
+    "A02": "np.maximum",
+    "A03": "lives < self.lives",
+    "A04": r"for action in \(1, 2\)",
+    "A05": "INTER_AREA",
+    "A06": "np.sign",
+    "A07": "frames",
+    "A08": r"nature_cnn\(\)",
+    "A09": "/ 255",
+    "S01": "next_values",
+    "S02": "next_valid",
+}
+SCRIPTS = {"ppo_continuous_mujoco.py": CORE | CONTINUOUS, "ppo_atari.py": CORE | ATARI}
+ITERATION_LINES = {"ppo_continuous_mujoco.py": 130, "ppo_atari.py": 130}
+# Functions that are the same text in every script of the row
+BOTH = ["ppo_continuous_mujoco.py", "ppo_atari.py"]
+SHARED = {
+    name: BOTH
+    for name in "parse_args gae ppo_loss adam_step compiled save_checkpoint load_checkpoint open_logs".split()
+}
 # TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
 LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl old_approx_kl_max approx_kl_max clipfrac grad_norm"
 TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate", "time/rollout"]
@@ -98,6 +117,26 @@ def test_code_beside_a_marker_is_what_it_says(script):
 @scripts
 def test_references_are_to_details_of_the_script(script):
     assert set(re.findall(r"\[([A-Z]\d\d)\]", source_of(script))) == set(SCRIPTS[script])
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_functions_are_the_same_text(name):
+    texts = {ast.get_source_segment(source_of(script), function_of(script, name)) for script in SHARED[name]}
+    assert len(texts) == 1
+
+
+BLOCKS = {"# -- log --": BOTH, "# -- end --": BOTH}
+
+
+@pytest.mark.parametrize("ruler", BLOCKS)
+def test_shared_blocks_of_train_are_the_same_text(ruler):
+    texts = {re.search(rf"(?s)\n +{ruler}\n.*?(?=\n +# -- |\nif )", source_of(script))[0] for script in BLOCKS[ruler]}
+    assert len(texts) == 1 and len(texts.pop().splitlines()) > 10
+
+
+def function_of(script: str, name: str) -> ast.FunctionDef:
+    (function,) = [n for n in ast.parse(source_of(script)).body if isinstance(n, ast.FunctionDef) and n.name == name]
+    return function
 
 
 @scripts
@@ -165,6 +204,7 @@ def test_every_name_of_the_module_is_used(script):
     defined += [field.name for field in fields(import_module(script.removesuffix(".py")).Args)]
     mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     mentioned |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | {"__init__", "main"}
+    mentioned |= {"forward", "observation"}  # called by torch and gymnasium
     mentioned |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert set(defined) - mentioned == set()
 
@@ -197,7 +237,7 @@ def readme() -> str:
 def test_readme_mentions_every_flag(script):
     text = readme()
     flags = [f"--{name.replace('_', '-')}" for name in help_texts(script)]
-    named = set(re.findall(r"--(?:no-)?[a-z][a-z-]*[a-z]", text))
+    named = set(re.findall(r"--(?:no-)?[a-z][a-z0-9-]*", text))
     assert [flag for flag in flags if not {flag, flag.replace("--", "--no-", 1)} & named] == []
 
 
@@ -205,7 +245,7 @@ def test_readme_mentions_no_flag_that_does_not_exist():
     known = {f"--{name.replace('_', '-')}" for script in SCRIPTS for name in help_texts(script)}
     known |= {flag.replace("--", "--no-", 1) for flag in known} | {"--help"}
     commands = [line for line in readme().splitlines() if re.search(r"\b(python|run) ppo_\w+\.py", line)]
-    used = {flag for line in commands for flag in re.findall(r"--[a-z][a-z-]*", line.split(".py", 1)[1])}
+    used = {flag for line in commands for flag in re.findall(r"--[a-z][a-z0-9-]*", line.split(".py", 1)[1])}
     assert commands and used - known == set()
 
 
@@ -216,11 +256,13 @@ def test_readme_mentions_every_metric():
 
 @scripts
 def test_readme_table_has_the_line_of_every_detail(script):
-    """| C05 | title | what | [script:433](script#L433) | --flag | source |"""
-    rows = re.findall(r"^\| ([A-Z]\d\d) \|.*?\[([\w.]+):(\d+)\]\(([\w.]+)#L(\d+)\)", readme(), re.MULTILINE)
-    table = {(name, file): (int(line), target, int(anchor)) for name, file, line, target, anchor in rows}
-    expected = {(n, script): (line, script, line) for n, line in markers_of(source_of(script)) if n[0] in "CM"}
-    assert {key: value for key, value in table.items() if key[1] == script and key[0][0] in "CM"} == expected
+    """| C05 | title | what | [script:433](script#L433), [other:400](other#L400) | --flag | source |"""
+    table = {}
+    for name, row in re.findall(r"^\| ([A-Z]\d\d) \|(.*)", readme(), re.MULTILINE):
+        for file, line, target, anchor in re.findall(r"\[([\w.]+):(\d+)\]\(([\w.]+)#L(\d+)\)", row):
+            table[name, file] = (int(line), target, int(anchor))
+    expected = {(name, script): (line, script, line) for name, line in markers_of(source_of(script))}
+    assert {key: value for key, value in table.items() if key[1] == script} == expected
 
 
 def test_readme_holds_the_tables_of_the_results():

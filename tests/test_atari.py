@@ -1,0 +1,575 @@
+"""ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time limits, EnvPool."""
+
+import copy
+
+import cv2
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import ppo_atari as ppo
+
+
+class Game(gym.Env):
+    """A stand-in for ALE at one frame a step. Frame k of the n-th game (k, n from 0) is gray of value 10 * n + k.
+
+    `lives[k]` are the lives at frame k, the last entry ends the game; every frame pays `rewards[k]`. `actions` has one
+    list for each game.
+    """
+
+    action_space = gym.spaces.Discrete(4)
+    observation_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
+
+    def __init__(self, lives: list, rewards: list | None = None, limit: int = 10**9, fire: bool = True):
+        self.lives, self.rewards, self.limit, self.fire = lives, rewards or [1.0] * len(lives), limit, fire
+        self.actions = []
+
+    def get_action_meanings(self):
+        return ["NOOP", "FIRE" if self.fire else "UP", "RIGHT", "LEFT"]
+
+    def frame(self):
+        return np.full((210, 160, 3), (10 * (len(self.actions) - 1) + self.k) % 256, np.uint8)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.k = 0
+        self.actions.append([])
+        return self.frame(), {"lives": self.lives[0]}
+
+    def step(self, action):
+        self.actions[-1].append(int(action))
+        self.k += 1
+        over, cut = self.k == len(self.lives) - 1, self.k == self.limit
+        return self.frame(), self.rewards[self.k], over, cut and not over, {"lives": self.lives[self.k]}
+
+
+def pixels(obs: np.ndarray) -> list[int]:
+    """The gray value of each frame of an observation (C, 84, 84)."""
+    assert (obs == obs[:, :1, :1]).all()
+    return obs[:, 0, 0].tolist()
+
+
+# -- A01: no-op starts --
+def test_noop_reset_does_nothing_for_1_to_noop_max_frames():
+    game = Game([1] * 50)
+    env = ppo.NoopReset(game, 5)
+    env.reset(seed=0)
+    for _ in range(300):
+        env.reset()
+    lengths = [len(actions) for actions in game.actions]
+    assert {action for actions in game.actions for action in actions} == {0}
+    counts = np.bincount(lengths)
+    assert len(counts) == 6 and counts[0] == 0 and counts[1:].min() > 30  # uniform over 1..5: 60 each
+
+
+def test_noop_reset_goes_on_in_a_new_game_if_the_first_one_ends():
+    game = Game([1, 1, 1, 0])
+    obs, _ = ppo.NoopReset(game, 30).reset(seed=3)
+    assert len(game.actions) > 1 and len(game.actions[-1]) < 3
+    assert obs[0, 0, 0] == 10 * (len(game.actions) - 1) + len(game.actions[-1])
+
+
+# -- A02: frame skipping --
+class Flicker(Game):
+    """Odd frames show only the left half, even frames only the right."""
+
+    def frame(self):
+        frame = super().frame() + np.uint8(100)
+        frame[:, :80] *= self.k % 2
+        frame[:, 80:] *= 1 - self.k % 2
+        return frame
+
+
+@pytest.mark.parametrize("skip, left, right", [(4, 103, 104), (3, 103, 102), (2, 101, 102), (1, 101, 0)])
+def test_max_and_skip_takes_the_maximum_of_the_last_two_frames_and_adds_rewards(skip, left, right):
+    game = Flicker([1] * 20, rewards=[0, 1, 2, 4, 8, 16, 32] + [0] * 13)
+    env = ppo.MaxAndSkip(game, skip)
+    env.reset()
+    obs, reward, terminated, truncated, _ = env.step(3)
+    assert (obs[0, 0, 0], obs[0, 159, 0]) == (left, right)
+    assert reward == sum([1, 2, 4, 8][:skip]) and not terminated and not truncated
+    assert game.actions == [[3] * skip]
+
+
+@pytest.mark.parametrize("ends", ["termination", "truncation"])
+def test_max_and_skip_stops_at_the_end_with_frames_of_this_step_only(ends):
+    """Four frames, then one: that frame alone, not its maximum with one from before the step."""
+    game = Flicker([1] * 6) if ends == "termination" else Flicker([1] * 20, limit=5)
+    env = ppo.MaxAndSkip(game, 4)
+    env.reset()
+    env.step(0)
+    obs, reward, terminated, truncated, _ = env.step(0)
+    assert (terminated, truncated) == (ends == "termination", ends == "truncation")
+    assert reward == 1 and (obs[0, 0, 0], obs[0, 159, 0]) == (105, 0)
+
+
+# -- A03: lives --
+def test_a_lost_life_ends_the_episode_and_goes_on_without_a_reset():
+    game = Game([3, 3, 2, 2, 2, 1, 1, 0])
+    env = ppo.EpisodicLife(game, True)
+    _, info = env.reset()
+    assert info == {"lives": 3, "terminated": False, "reward": 0.0}
+    ends = []
+    for _ in range(2):
+        *_, terminated, _, info = env.step(2)
+        ends.append((terminated, info["terminated"]))
+    assert ends == [(False, False), (True, False)]
+    obs, info = env.reset()  # one step of doing nothing, no new game
+    assert len(game.actions) == 1 and game.actions[0] == [2, 2, 0] and obs[0, 0, 0] == 3
+    assert info == {"lives": 2, "terminated": False, "reward": 1.0}
+    assert [env.step(2)[2] for _ in range(2)] == [False, True]
+    env.reset()
+    *_, terminated, _, info = env.step(2)
+    assert terminated and info["terminated"]  # game over
+    obs, info = env.reset()
+    assert len(game.actions) == 2 and game.actions[1] == [] and obs[0, 0, 0] == 10 and info["reward"] == 0
+
+
+def test_the_last_life_ends_with_the_game_not_before():
+    """Some games show no lives for a few frames and play on: that is no end, the end of the game is."""
+    env = ppo.EpisodicLife(Game([1, 0, 0, 0]), True)
+    env.reset()
+    assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
+
+
+def test_a_gained_life_is_no_end_and_its_loss_is():
+    env = ppo.EpisodicLife(Game([1, 2, 2, 1, 1, 0]), True)
+    env.reset()
+    assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
+
+
+def test_a_game_that_ends_while_doing_nothing_is_reset():
+    game = Game([2, 1, 0], rewards=[0, 1, 5])
+    env = ppo.EpisodicLife(game, True)
+    assert not env.reset()[1]["terminated"]
+    assert env.step(0)[2]
+    obs, info = env.reset()
+    assert len(game.actions) == 2 and obs[0, 0, 0] == 10 and info == {"lives": 2, "terminated": True, "reward": 5}
+    assert env.step(0)[2]  # the lives of the new game count
+
+
+def test_a_truncated_game_is_reset():
+    game = Game([2] * 9, limit=2)
+    env = ppo.EpisodicLife(game, True)
+    env.reset()
+    env.step(0)
+    *_, terminated, truncated, info = env.step(0)
+    assert (terminated, truncated, info["terminated"]) == (False, True, False)
+    env.reset()
+    assert len(game.actions) == 2
+
+
+def test_without_episodic_life_only_the_game_ends():
+    env = ppo.EpisodicLife(Game([3, 2, 1, 0]), False)
+    env.reset()
+    assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
+
+
+# -- A04: fire --
+def test_fire_reset_presses_fire_and_the_third_action_and_keeps_their_rewards():
+    game = Game([1] * 20, rewards=[0, 3, 5] + [0] * 17)
+    env = ppo.FireReset(ppo.EpisodicLife(game, True))
+    obs, info = env.reset()
+    assert game.actions == [[1, 2]] and obs[0, 0, 0] == 2 and info["reward"] == 8 and not info["terminated"]
+
+
+def test_fire_reset_returns_the_frame_of_the_new_game_if_the_old_one_ends():
+    game = Game([1, 1, 1, 0])
+    env = ppo.FireReset(ppo.EpisodicLife(ppo.MaxAndSkip(game, 4), True))
+    obs, info = env.reset()
+    assert len(game.actions) == 3 and game.actions[-1] == [] and obs[0, 0, 0] == 20
+    assert info["terminated"] is True  # so that the games that ended unseen are counted
+
+
+# -- A05: gray and small --
+def test_warp_frame_is_gray_by_luma_then_averaged_over_pixel_areas():
+    rng = np.random.default_rng(0)
+    frame = rng.integers(0, 256, (210, 160, 3)).astype(np.uint8)
+    warped = ppo.WarpFrame(Game([1])).observation(frame)
+    gray = np.rint(frame @ np.array([0.299, 0.587, 0.114]))
+    rows, columns = (weights_of_area(n) for n in (210, 160))
+    expected = rows @ gray @ columns.T
+    assert warped.shape == (84, 84) and warped.dtype == np.uint8
+    assert np.abs(warped - expected).max() <= 1.01  # both steps round
+    resized_first = cv2.cvtColor(cv2.resize(frame, (84, 84), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+    assert (resized_first != warped).any()  # the order matters
+
+
+def weights_of_area(n: int) -> np.ndarray:
+    """(84, n): the share of each input pixel's length in each of 84 output pixels."""
+    edges = np.linspace(0, n, 85)
+    left, right = np.maximum(edges[:-1, None], np.arange(n)), np.minimum(edges[1:, None], np.arange(n) + 1)
+    return (right - left).clip(0) / (n / 84)
+
+
+# -- A06: sign of the reward --
+@pytest.mark.parametrize("clip", [True, False])
+def test_clip_reward_gives_the_sign_and_reports_the_reward(clip):
+    env = ppo.ClipReward(Game([1] * 5, rewards=[0, 7.0, 0.0, -3.0, 0.25]), clip)
+    env.reset()
+    steps = [env.step(0) for _ in range(4)]
+    assert [step[1] for step in steps] == ([1, 0, -1, 1] if clip else [7, 0, -3, 0.25])
+    assert [step[4]["reward"] for step in steps] == [7, 0, -3, 0.25]
+
+
+# -- A07: stack --
+def test_frame_stack_starts_black_and_keeps_the_last_frames():
+    env = ppo.FrameStack(ppo.WarpFrame(Game([1] * 9)), 4)
+    env.reset()
+    first, _ = env.reset()  # of game 1
+    assert pixels(first) == [0, 0, 0, 10] and first.shape == env.observation_space.shape
+    seen = [env.step(0)[0] for _ in range(5)]
+    assert pixels(first) == [0, 0, 0, 10]  # what was returned does not change
+    assert [pixels(obs) for obs in seen[2:]] == [[10, 11, 12, 13], [11, 12, 13, 14], [12, 13, 14, 15]]
+    assert pixels(env.reset()[0]) == [0, 0, 0, 20]
+
+
+def test_wrappers_stand_in_the_order_of_baselines(tiny_atari):
+    env, names = ppo.make_env(tiny_atari(env_id="Breakout")), []
+    while isinstance(env, gym.Wrapper):
+        names.append(type(env).__name__)
+        env = env.env
+    ours = [name for name in names if name not in ("OrderEnforcing", "PassiveEnvChecker")]
+    assert ours == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
+
+
+@pytest.mark.parametrize(
+    "changes, missing",
+    [({"noop_max": 0}, "NoopReset"), ({"fire_reset": False}, "FireReset"), ({"env_id": "MsPacman"}, "FireReset")],
+)
+def test_wrappers_that_are_off_or_useless_are_left_out(changes, missing, tiny_atari):
+    env, names = ppo.make_env(tiny_atari(**({"env_id": "Breakout"} | changes))), []
+    while isinstance(env, gym.Wrapper):
+        names.append(type(env).__name__)
+        env = env.env
+    assert missing not in names and "EpisodicLife" in names
+
+
+# -- the real games --
+def play(env_or_envs, actions: list[int], vector: bool) -> list[tuple]:
+    """(last frame, reward, terminated) of each step up to the first end."""
+    result = []
+    for action in actions:
+        obs, reward, terminated, *_ = env_or_envs.step(np.array([action], np.int32) if vector else action)
+        obs, reward, terminated = (obs[0], reward[0], terminated[0]) if vector else (obs, reward, terminated)
+        result.append((obs[-1], float(reward), bool(terminated)))
+        if terminated:
+            break
+    return result
+
+
+@pytest.mark.parametrize("env_id", ["MsPacman", "Freeway"])
+def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypatch):
+    """Without random no-ops and FIRE: same rewards and ends, and the same frames but for one documented difference.
+
+    EnvPool takes the maximum of two frames after they are gray, baselines before; with its order the frames are equal.
+    """
+    pytest.importorskip("envpool")
+
+    def gray_then_max(self, action):
+        frames, total = [], 0.0
+        for _ in range(self.frame_skip):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            frames.append(cv2.cvtColor(obs, cv2.COLOR_RGB2GRAY))
+            total += reward
+        return np.repeat(np.max(frames[-2:], 0)[..., None], 3, 2), total, terminated, truncated, info
+
+    args = tiny_atari(env_id=env_id, num_envs=1, noop_max=1)
+    actions = np.random.default_rng(0).choice([0] + [1] * 12, 300).tolist()  # 1: up, where the rewards are
+    games = []
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(ppo.MaxAndSkip, "step", gray_then_max)
+        env = ppo.make_env(args)
+        first, _ = env.reset(seed=1)
+        games.append(play(env, actions, vector=False))
+    envs = ppo.make_envs(ppo.replace(args, env_backend="envpool"), tmp_path, 1)
+    first_envpool = envs.reset()[0][0]
+    assert (first[:3] == 0).all() and (first_envpool == first[3]).all()  # EnvPool repeats the first frame
+    theirs = play(envs, actions, vector=True)
+    baselines, gray_first = games
+    assert [step[1:] for step in baselines] == [step[1:] for step in theirs] and sum(step[1] for step in theirs) > 0
+    assert all((mine[0] == other[0]).all() for mine, other in zip(gray_first, theirs, strict=True))
+    differences = [np.abs(mine[0].astype(int) - other[0]) for mine, other in zip(baselines, theirs)]
+    assert 0 < max(d.max() for d in differences) < 64 and np.mean([(d > 0).mean() for d in differences]) < 0.02
+
+
+@pytest.mark.parametrize("env_id, lives", [("Breakout", 5), ("Pong", 0)])
+def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_atari):
+    env = ppo.make_env(tiny_atari(env_id=env_id))
+    obs, info = env.reset(seed=3)
+    assert obs.shape == (4, 84, 84) and obs.dtype == np.uint8 and info["lives"] == lives
+    rng, ends, total = np.random.default_rng(0), [], info["reward"]
+    while not ends or not ends[-1][0]:
+        obs, reward, terminated, truncated, info = env.step(int(rng.integers(env.action_space.n)))
+        assert reward == np.sign(info["reward"]) and not truncated
+        total += info["reward"]
+        if terminated:
+            ends.append((info["terminated"], info["lives"]))
+            obs, info = env.reset()
+            total += info["reward"]
+            assert (obs[:3] == 0).all() and obs[3].any()
+    assert [left for _, left in ends] == list(range(lives - 1, -1, -1)) if lives else ends == [(True, 0)]
+    assert total in range(-21, -15) if env_id == "Pong" else 0 <= total < 12
+
+
+def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
+    """Saved in the middle of a game and written into fresh environments, it goes on to the bit, no-ops included."""
+    args = tiny_atari(num_envs=2)
+    envs, copies = (ppo.make_envs(args, tmp_path, 1) for _ in range(2))
+    envs.reset(seed=1), copies.reset(seed=9)
+    rng, copied, ends = np.random.default_rng(0), False, 0
+    for t in range(400):
+        actions = rng.integers(0, 4, 2)
+        obs, reward, terminated, truncated, infos = envs.step(actions)
+        if copied:
+            other = copies.step(actions)
+            assert (obs == other[0]).all() and (reward == other[1]).all() and (terminated == other[2]).all()
+            assert (infos["lives"] == other[4]["lives"]).all()
+            ends += terminated.sum()
+        if t == 100:
+            torch.save(ppo.env_states(envs), tmp_path / "state.pt")
+            ppo.env_states(copies, torch.load(tmp_path / "state.pt", weights_only=True))
+            copies._autoreset_envs = terminated | truncated
+            copied = True
+    assert ends >= 6  # lives were lost and games reset along the way
+    sticky = ppo.make_envs(tiny_atari(repeat_action_probability=0.25), tmp_path, 1)
+    assert ppo.env_states(sticky) is None
+
+
+# -- the loop on both backends --
+@pytest.fixture
+def recorded(monkeypatch):
+    """What every step of the training environments returned: a list of (reward, terminated, truncated, infos)."""
+    steps, make_envs = [], ppo.make_envs
+
+    def make_recorded(*args):
+        envs = make_envs(*args)
+        step = envs.step
+
+        def recorded_step(actions):
+            result = step(actions)
+            steps.append(copy.deepcopy(result[1:]))
+            return result
+
+        envs.step = recorded_step
+        return envs
+
+    monkeypatch.setattr(ppo, "make_envs", make_recorded)
+    return steps
+
+
+backends = pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
+
+
+@backends
+@pytest.mark.parametrize("limit", [27_000, 60])
+def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
+    env_backend, limit, recorded, run_atari, read_episodes, spy
+):
+    """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
+    size = {"num_steps": 128, "total_timesteps": 128 * 2 * 4, "num_minibatches": 1, "update_epochs": 1}
+    result = run_atari(env_backend=env_backend, max_episode_steps=limit, **size)
+    expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
+    for reward, terminated, truncated, infos in recorded:
+        step += reset.count(False)
+        for n in range(2):
+            totals[n] += infos["reward"][n]
+            lengths[n] += not reset[n]
+            assert not reset[n] or (reward[n] == 0 and not terminated[n] and not truncated[n])
+        for n in range(2):
+            if infos["terminated"][n] or truncated[n]:
+                expected.append((step, totals[n], lengths[n]))
+                totals[n] = lengths[n] = 0
+        reset = [bool(terminated[n] or truncated[n]) for n in range(2)]
+    assert read_episodes(result["run_dir"]) == expected and len(expected) > 3
+    assert result["global_step"] == step < 1024
+    longest = max(length for *_, length in expected)
+    assert limit == 27_000 or limit - 12 <= longest <= limit  # no-ops and FIRE are frames without the agent
+    lives_lost = sum(terminated.sum() for _, terminated, *_ in recorded)
+    assert lives_lost > (len(expected) if limit == 27_000 else 5)
+    # a lost life cuts the bootstrap, a time limit only the trace
+    terminations, dones = (np.concatenate([call[0][i] for call in gae_calls]) for i in (3, 4))
+    cut = sum(truncated.sum() for _, _, truncated, _ in recorded)
+    assert dones.sum() - terminations.sum() == cut and (cut > 3) == (limit == 60)
+    valid = np.concatenate([call[0][2]["valid"].reshape(128, 2) for call in updates])
+    assert (valid[1:] == 1 - dones[:-1]).all() and valid[0].all() and valid.sum() == step
+
+
+@backends
+def test_what_a_reset_row_holds_changes_nothing(env_backend, run_atari, spy):
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    updates = spy(ppo, "update")
+    run_atari(env_backend=env_backend, num_steps=128, total_timesteps=256, num_minibatches=1, update_epochs=1)
+    (agent, adam, batch, *rest), _ = updates[0]
+    row = batch["valid"] == 0
+    assert 2 < row.sum() < 40
+    other = {name: tensor.clone() for name, tensor in batch.items()}
+    other["obs"][row] = torch.randint(0, 256, other["obs"][row].shape, dtype=torch.uint8)
+    other["actions"][row] = 3 - other["actions"][row]
+    for name in ("logprobs", "values", "advantages", "returns"):
+        other[name][row] += 3.0
+    results = []
+    for data in (batch, other):
+        copied = copy.deepcopy((agent, adam))
+        stats = ppo.update(*copied, data, *rest)
+        results.append((stats, torch.cat([p.detach().flatten() for p in copied[0].parameters()])))
+    (stats, weights), (other_stats, other_weights) = results
+    torch.testing.assert_close(other_stats, stats, rtol=1e-5, atol=1e-6)
+    start = torch.cat([p.detach().flatten() for p in agent.parameters()])
+    assert (other_weights - weights).abs().max() < 1e-2 * (weights - start).abs().max()
+
+
+@backends
+def test_first_minibatch_has_ratio_one(env_backend, run_atari, spy):
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    updates = spy(ppo, "update")
+    run_atari(env_backend=env_backend, ortho_init=False, learning_rate=0.01)
+    stats = np.array([result.numpy() for _, result in updates])
+    assert abs(stats[0, 3]) < 1e-5 and abs(stats[0, 4]) < 1e-6 and stats[0, 5] == 0
+    assert stats[1, 4] > 1e-5  # one step later the policy has moved
+
+
+def test_next_values_are_those_of_the_states_that_followed(run_atari, spy):
+    """With a new time limit every 20 steps: the row after the limit holds the state that it cut off."""
+    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
+    size = {"num_steps": 64, "total_timesteps": 128, "num_minibatches": 1, "update_epochs": 1}
+    run_atari(max_episode_steps=20, ortho_init=False, **size)
+    (agent, _, batch, *_), _ = updates[0]
+    (_, values, next_values, terminations, dones, *_), _ = gae_calls[0]
+    with torch.no_grad():
+        truth = agent(batch["obs"])[1].reshape(64, 2).numpy()
+    np.testing.assert_allclose(values, truth, atol=1e-5)
+    np.testing.assert_allclose(next_values[:-1], truth[1:], atol=1e-5)
+    cut = (dones - terminations)[:-1] == 1
+    assert cut.sum() >= 4 and (batch["valid"].reshape(64, 2)[1:][torch.from_numpy(cut)] == 0).all()
+
+
+def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari, spy):
+    gae_calls = spy(ppo, "gae")
+    run_atari(max_episode_steps=20, num_steps=64, total_timesteps=128, bootstrap_truncation=False)
+    (_, _, _, terminations, dones, *_), _ = gae_calls[0]
+    assert (terminations == dones).all() and dones.sum() >= 4
+
+
+# -- agent --
+def test_network_is_nature_cnn_with_published_scales(tiny_atari):
+    torch.manual_seed(0)
+    agent = ppo.Agent(4, tiny_atari())
+    shapes = [tuple(p.shape) for p in agent.parameters()]
+    convolutions = [(32, 4, 8, 8), (32,), (64, 32, 4, 4), (64,), (64, 64, 3, 3), (64,)]
+    assert shapes == convolutions + [(512, 3136), (512,), (4, 512), (4,), (1, 512), (1,)]
+    layers = [m for m in agent.modules() if isinstance(m, (torch.nn.Conv2d, torch.nn.Linear))]
+    for layer, gain in zip(layers, [2**0.5, 2**0.5, 2**0.5, 2**0.5, 0.01, 1.0], strict=True):
+        weight = layer.weight.detach().flatten(1).double()
+        gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)).double(), atol=1e-4, rtol=0)
+        assert (layer.bias == 0).all()
+
+
+def test_forward_is_the_network_by_hand(tiny_atari):
+    torch.manual_seed(0)
+    agent = ppo.Agent(4, tiny_atari(ortho_init=False)).double()
+    agent.float()
+    obs = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    conv1, conv2, conv3, linear = [m for m in agent.network if hasattr(m, "weight")]
+    x = obs.float() / 255
+    for conv, stride in ((conv1, 4), (conv2, 2), (conv3, 1)):
+        x = torch.nn.functional.conv2d(x, conv.weight, conv.bias, stride).relu()
+    hidden = (x.flatten(1) @ linear.weight.T + linear.bias).relu()
+    logits, value = agent(obs)
+    torch.testing.assert_close(logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4)
+    assert logits.shape == (3, 4) and value.shape == (3,)
+
+
+def test_two_networks_share_nothing(tiny_atari):
+    agent = ppo.Agent(4, tiny_atari(shared_network=False))
+    logits, value = agent(torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8))
+    value.sum().backward(retain_graph=True)
+    assert all(p.grad is None for p in [*agent.network.parameters(), *agent.actor.parameters()])
+    logits.sum().backward()
+    assert all(p.grad is not None for p in agent.parameters())
+
+
+def test_actions_are_drawn_with_the_probabilities_of_the_policy(tiny_atari):
+    torch.manual_seed(1)
+    agent = ppo.Agent(4, tiny_atari(ortho_init=False))
+    obs = torch.randint(0, 256, (1, 4, 84, 84), dtype=torch.uint8)
+    with torch.no_grad():
+        agent.actor.bias += torch.tensor([0.0, 1.0, 2.0, -1.0])
+        logits, value = agent(obs)
+        n = 20_000
+        with_noise = -torch.empty(n, 4).exponential_().log()
+        stand_in = lambda _: (logits.expand(n, 4), value.expand(n))  # noqa: E731
+        agent.forward = stand_in
+        action, logprob, _ = agent.act(obs, with_noise)
+        mode, *_ = agent.act(obs, torch.zeros(n, 4))
+    probs = logits.softmax(1)[0]
+    counts = torch.bincount(action, minlength=4)
+    assert ((counts / n - probs).abs() < 4 * (probs * (1 - probs) / n).sqrt()).all()
+    torch.testing.assert_close(logprob, probs.log()[action], atol=1e-5, rtol=0)
+    assert (mode == logits.argmax()).all()
+
+
+def test_log_probability_and_entropy_are_those_of_the_categorical(tiny_atari):
+    torch.manual_seed(1)
+    agent = ppo.Agent(4, tiny_atari(ortho_init=False))
+    obs, action = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8), torch.tensor([0, 1, 2, 3, 1])
+    with torch.no_grad():
+        logprob, entropy, value = agent.evaluate_actions(obs, action)
+        p = agent(obs)[0].double().softmax(1).numpy()
+    np.testing.assert_allclose(logprob, np.log(p[np.arange(5), action]), atol=1e-5)
+    np.testing.assert_allclose(entropy, -(p * np.log(p)).sum(1), atol=1e-5)
+
+
+def test_bf16_stays_inside_the_network(tiny_atari):
+    torch.manual_seed(0)
+    agent = ppo.Agent(4, tiny_atari(bf16=True))
+    plain = ppo.Agent(4, tiny_atari())
+    plain.load_state_dict(agent.state_dict())
+    obs = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
+    logprob, entropy, value = agent.evaluate_actions(obs, torch.zeros(16, dtype=torch.long))
+    others = plain.evaluate_actions(obs, torch.zeros(16, dtype=torch.long))
+    for mine, other in zip((logprob, entropy, value), others):
+        assert mine.dtype == torch.float32
+        assert 0 < (mine - other).abs().max() < 0.05
+    (logprob.sum() + value.sum()).backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in agent.parameters())
+
+
+def test_observations_stay_uint8_and_policy_sees_them_scaled(run_atari, spy):
+    updates = spy(ppo, "update")
+    run_atari()
+    (_, _, batch, *_), _ = updates[0]
+    assert batch["obs"].dtype == torch.uint8 and batch["obs"].shape == (32, 4, 84, 84)
+
+
+# -- game names --
+@pytest.mark.parametrize(
+    "env_id", ["Breakout", "Breakout-v5", "Breakout-v4", "ALE/Breakout-v5", "BreakoutNoFrameskip-v4"]
+)
+def test_usual_names_of_a_game(env_id):
+    assert ppo.game_name(env_id) == "Breakout"
+
+
+@pytest.mark.parametrize(
+    "env_id, words",
+    [("Brekout-v5", "Breakout"), ("pong", "Pong"), ("HalfCheetah-v4", "no Atari game"), ("", "no Atari game")],
+)
+def test_unknown_games_are_named(env_id, words):
+    with pytest.raises(SystemExit) as error:
+        ppo.game_name(env_id)
+    assert env_id in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_game_of_envpool_is_one_of_ours():
+    envpool = pytest.importorskip("envpool")
+    theirs = {name for name in envpool.list_all_envs() if name in ("Breakout-v5", "MsPacman-v5", "SpaceInvaders-v5")}
+    assert len(theirs) == 3 and {ppo.game_name(name) for name in theirs} == {"Breakout", "MsPacman", "SpaceInvaders"}
