@@ -561,7 +561,7 @@ def provenance(args: Args) -> dict:
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = next((line.split(": ")[1] for line in cpuinfo.splitlines() if "model name" in line), platform.processor())
-    gpu = [torch.cuda.get_device_name()] if args.cuda else []
+    gpu = [torch.cuda.get_device_name()] if args.cuda and torch.cuda.is_available() else []
     packages = ["torch", "gymnasium", "mujoco", "numpy"] + ["envpool"] * (args.env_backend == "envpool")
     return {
         "args": asdict(args),
