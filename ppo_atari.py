@@ -5,7 +5,7 @@
 #     "gymnasium>=1.2",
 #     "ale-py>=0.11",
 #     "opencv-python-headless>=4.9",
-#     "envpool>=1.2; sys_platform == 'linux'",
+#     "envpool>=1.2",
 #     "numpy>=1.26",
 #     "tensorboard>=2.16",
 #     "tqdm>=4.66",
@@ -76,7 +76,7 @@ class Args:
     env_id: str = "Breakout-v5"
     """the game: Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4 are the same"""
     total_timesteps: int = 10_000_000
-    """environment steps in all, of frame_skip frames each; a last partial batch is not collected"""
+    """environment steps in all, with those that only reset; a last partial batch is not collected"""
     learning_rate: float = 2.5e-4
     """learning rate of Adam"""
     num_envs: int = 8
@@ -124,7 +124,7 @@ class Args:
     episodic_life: bool = True
     """to the agent a lost life ends the episode; only the end of the game resets it [A03]"""
     fire_reset: bool = True
-    """press FIRE after a reset in games that wait for it [A04]"""
+    """press FIRE after a reset in games whose second action it is [A04]"""
     clip_reward: bool = True
     """train on the sign of the reward [A06]"""
     frame_stack: int = 4
@@ -202,7 +202,10 @@ def check_args(args: Args) -> None:
             sys.exit(f"error: --{name.replace('_', '-')} ({value}) must be {bound}")
     if args.env_backend not in ("envpool", "gymnasium"):
         sys.exit(f"error: --env-backend ({args.env_backend}) must be one of envpool, gymnasium")
-    game_name(args.env_id)
+    if args.env_backend == "envpool" and (args.noop_max < 1 or args.frame_skip < 2):
+        given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
+        sys.exit(f"error: {given} need --env-backend gymnasium: EnvPool takes at least 1 and 2")
+    game_name(args.env_id)  # stops if there is no such game
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     if args.batch_size % args.num_minibatches:
         sys.exit(f"error: {batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -276,10 +279,10 @@ class EpisodicLife(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        lives, self.game_over, info["terminated"] = info["lives"], terminated or truncated, terminated
-        if self.episodic_life and 0 < lives < self.lives:  # [A03] a lost life ends the episode
-            terminated = True  # 0 lives are left to the game: some show 0 and play on for a few frames
-        self.lives = lives
+        self.game_over, info["terminated"] = terminated or truncated, terminated
+        if self.episodic_life and 0 < info["lives"] < self.lives:  # [A03] a lost life ends the episode
+            terminated = True  # not at 0 lives: some games play on for a few frames, then they end by themselves
+        self.lives = info["lives"]
         return obs, reward, terminated, truncated, info
 
     def reset(self, **kwargs):
@@ -305,6 +308,7 @@ class FireReset(gym.Wrapper):
             total_reward, over = total_reward + reward, over or info["terminated"] or truncated
             if terminated or truncated:
                 obs, info = self.env.reset()
+                total_reward, over = total_reward + info["reward"], over or info["terminated"]
         return obs, info | {"terminated": over, "reward": total_reward}
 
 
@@ -372,7 +376,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     return FrameStack(ClipReward(WarpFrame(env), args.clip_reward), args.frame_stack)
 
 
-def make_envs(args: Args, run_dir: Path, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
     """`num_envs` games behind Gymnasium's vector interface, observations (N, frame_stack, 84, 84) uint8.
 
     Both backends reset in the step after the one that ends an episode (NEXT_STEP): that step ignores its action and
@@ -380,16 +384,17 @@ def make_envs(args: Args, run_dir: Path, seed: int) -> gym.vector.VectorEnv:
     says that the whole game is over.
     """
     if args.env_backend == "gymnasium":
-        videos = [run_dir / "videos" if args.capture_video and i == 0 else None for i in range(args.num_envs)]
+        videos = [video_dir if args.capture_video and i == 0 else None for i in range(args.num_envs)]
         make_fns = [lambda video_dir=video_dir: make_env(args, video_dir) for video_dir in videos]
         return gym.vector.SyncVectorEnv(make_fns, copy=False, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
     try:
         import envpool
     except ImportError:
-        sys.exit("error: EnvPool is not installed (its wheels are for Linux); --env-backend gymnasium works without")
+        sys.exit("error: EnvPool is not installed (pip install envpool); --env-backend gymnasium works without it")
+    names = {name.lower(): name for name in envpool.list_all_envs()}  # it writes TicTacToe3d
     try:
         return envpool.make_gymnasium(
-            f"{game_name(args.env_id)}-v5",
+            names[f"{game_name(args.env_id)}-v5".lower()],
             num_envs=args.num_envs,
             num_threads=args.env_threads,
             seed=seed,
@@ -429,9 +434,9 @@ def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> 
             rng.state = states[i]["rng"]
             for name in ("lives", "game_over"):
                 env.set_wrapper_attr(name, states[i][name])
-            env.set_wrapper_attr("frames", states[i]["frames"].numpy())
+            env.frames = states[i]["frames"].numpy()
         emulator = np.frombuffer(game.clone_state(include_rng=True).__getstate__(), np.uint8).copy()
-        state = {"emulator": torch.from_numpy(emulator), "rng": rng.state, "frames": torch.tensor(env.frames)}
+        state = {"emulator": torch.from_numpy(emulator), "rng": rng.state, "frames": torch.from_numpy(env.frames)}
         result.append(state | {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")})
     return result or None
 
@@ -542,7 +547,7 @@ def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Arg
     """Clip the gradients and make one step of Adam (arXiv:1412.6980, algorithm 1); returns the gradient norm ().
 
     What clip_grad_norm_ and torch.optim.Adam compute, but on one flat vector (P,) and without Python-side state, so
-    that it compiles into the same graph as the loss: 160 us for a whole update instead of 400.
+    that it compiles into the same graph as the loss: 160 us for a whole update of 64x64 networks instead of 400.
     """
     grad = torch.cat([g.flatten() for g in grads])  # (P,)
     grad_norm = grad.norm()
@@ -572,12 +577,17 @@ def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: 
     return torch.cat([stats, grad_norm.detach()[None]])
 
 
-def compiled(function, device: torch.device):
-    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler."""
+def compiled(function, device: torch.device, written: list[torch.Tensor]):
+    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler.
+
+    `written` are the tensors that it changes besides parameters: CUDA graphs need them at a fixed address.
+    """
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
         return function
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
+    for tensor in written:
+        torch._dynamo.mark_static_address(tensor)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -667,14 +677,15 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     backend = "gymnasium" if args.capture_video else args.env_backend
     eval_args = replace(args, num_envs=n, episodic_life=False, clip_reward=False, env_backend=backend)
     eval_seed = 1_000_000 + args.seed  # not the seeds of training
-    envs = make_envs(eval_args, run_dir / "evaluation", eval_seed)
+    envs = make_envs(eval_args, run_dir / "eval_videos", eval_seed)
     num_actions = int(envs.single_action_space.n)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(num_actions, args).to(device)
+    agent = Agent(num_actions, args).to(device, memory_format=torch.channels_last)
     load_agent(agent, checkpoint)
     generator = torch.Generator().manual_seed(eval_seed)
-    returns, playing = np.zeros(n), np.ones(n, bool)  # (n,) the first game of each environment counts
-    obs, _ = envs.reset(seed=None if backend == "envpool" else eval_seed)  # EnvPool's is fixed when made
+    obs, infos = envs.reset(seed=None if backend == "envpool" else eval_seed)  # EnvPool's is fixed when made
+    returns = np.array(infos["reward"], np.float64)  # (n,) of the first game of each environment
+    playing = np.ones(n, bool)  # (n,)
     while playing.any():
         noise = -torch.empty(n, num_actions).exponential_(generator=generator).log()
         noise = torch.zeros_like(noise) if args.eval_deterministic else noise
@@ -705,7 +716,8 @@ def train(args: Args) -> dict:
     torch.manual_seed(args.seed)  # the only generator that this script draws from
 
     env_seed = args.seed + (checkpoint["iteration"] if checkpoint else 0)
-    envs = make_envs(args, run_dir, env_seed)
+    videos = f"videos_{checkpoint['iteration']}" if checkpoint else "videos"  # a resumed run keeps the old ones
+    envs = make_envs(args, run_dir / videos, env_seed)
     num_actions = int(envs.single_action_space.n)
     agent = Agent(num_actions, args).to(device, memory_format=torch.channels_last)
     num_params = sum(p.numel() for p in agent.parameters())
@@ -719,7 +731,7 @@ def train(args: Args) -> dict:
     obs = torch.zeros((T + 1, N, *obs_shape), dtype=torch.uint8, device=device)  # (T + 1, N, C, 84, 84)
     actions = torch.zeros((T, N), dtype=torch.long, device=device)  # (T, N)
     logprobs, values = torch.zeros((T, N), device=device), torch.zeros((T + 1, N), device=device)  # row T follows
-    rewards = np.zeros((T, N), np.float32)  # (T, N) signs
+    rewards = np.zeros((T, N), np.float32)  # (T, N) signs if clip_reward
     terminations = np.zeros((T, N), np.float32)  # (T, N) 1: the transition at t ended its episode for good
     dones = np.zeros((T, N), np.float32)  # (T, N) 1: terminated or truncated
     valid = np.ones((T, N), bool)  # (T, N) False: a reset row, no transition
@@ -797,7 +809,7 @@ def train(args: Args) -> dict:
 
         # -- update --
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            update_step = compiled(update, device) if args.compile else update
+            update_step = compiled(update, device, [*adam.values()]) if args.compile else update
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         for name, array in {"advantages": advantages, "returns": returns, "valid": valid.astype(np.float32)}.items():
             batch[name] = torch.from_numpy(array).to(device)
@@ -817,7 +829,9 @@ def train(args: Args) -> dict:
         if not all(math.isfinite(value) for value in mean):
             sys.exit(f"error: iteration {iteration} of {run_dir} has losses that are not finite ({losses}); {kept}")
         target, residual = returns[valid], advantages[valid]
-        losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
+        losses["explained_variance"] = (
+            1 - float(residual.var() / target.var()) if valid.any() and target.var() > 0 else math.nan
+        )
         now = time.time()
         scalars = {f"losses/{name}": value for name, value in losses.items()}
         scalars |= {"time/rollout": update_start - rollout_start, "time/update": now - update_start}

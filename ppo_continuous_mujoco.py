@@ -254,14 +254,14 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     return env
 
 
-def make_envs(args: Args, run_dir: Path, seed: int) -> gym.vector.VectorEnv:
+def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
     """`num_envs` environments behind Gymnasium's vector interface.
 
     sync and async reset in the step that ends an episode (SAME_STEP; the last observation is in infos["final_obs"]),
     EnvPool in the step after it (NEXT_STEP; that step ignores its action and brings reward 0, see [S02]).
     """
     if args.env_backend != "envpool":
-        videos = [run_dir / "videos" if args.capture_video and i == 0 else None for i in range(args.num_envs)]
+        videos = [video_dir if args.capture_video and i == 0 else None for i in range(args.num_envs)]
         make_fns = [lambda video_dir=video_dir: make_env(args, video_dir) for video_dir in videos]
         vector_env = gym.vector.SyncVectorEnv if args.env_backend == "sync" else gym.vector.AsyncVectorEnv
         return vector_env(make_fns, copy=False, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
@@ -478,7 +478,7 @@ def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Arg
     """Clip the gradients and make one step of Adam (arXiv:1412.6980, algorithm 1); returns the gradient norm ().
 
     What clip_grad_norm_ and torch.optim.Adam compute, but on one flat vector (P,) and without Python-side state, so
-    that it compiles into the same graph as the loss: 160 us for a whole update instead of 400.
+    that it compiles into the same graph as the loss: 160 us for a whole update of 64x64 networks instead of 400.
     """
     grad = torch.cat([g.flatten() for g in grads])  # (P,)
     grad_norm = grad.norm()
@@ -508,12 +508,17 @@ def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: 
     return torch.cat([stats, grad_norm.detach()[None]])
 
 
-def compiled(function, device: torch.device):
-    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler."""
+def compiled(function, device: torch.device, written: list[torch.Tensor]):
+    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler.
+
+    `written` are the tensors that it changes besides parameters: CUDA graphs need them at a fixed address.
+    """
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
         return function
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
+    for tensor in written:
+        torch._dynamo.mark_static_address(tensor)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -638,7 +643,8 @@ def train(args: Args) -> dict:
     torch.manual_seed(args.seed)  # the only generator that this script draws from
 
     env_seed = args.seed + (checkpoint["iteration"] if checkpoint else 0)
-    envs = make_envs(args, run_dir, env_seed)
+    videos = f"videos_{checkpoint['iteration']}" if checkpoint else "videos"  # a resumed run keeps the old ones
+    envs = make_envs(args, run_dir / videos, env_seed)
     next_step_reset = envs.metadata["autoreset_mode"] == gym.vector.AutoresetMode.NEXT_STEP
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
@@ -733,7 +739,7 @@ def train(args: Args) -> dict:
         # -- update --
         update_start = time.time()
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            update_step = compiled(update, device) if args.compile else update
+            update_step = compiled(update, device, [*adam.values()]) if args.compile else update
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
         batch["valid"] = torch.from_numpy(valid).to(device).flatten().float()  # (B,)
@@ -773,7 +779,9 @@ def train(args: Args) -> dict:
         if not all(math.isfinite(value) for value in mean):
             sys.exit(f"error: iteration {iteration} of {run_dir} has losses that are not finite ({losses}); {kept}")
         target, residual = returns[valid], advantages[valid]
-        losses["explained_variance"] = 1 - float(residual.var() / target.var()) if target.var() > 0 else math.nan
+        losses["explained_variance"] = (
+            1 - float(residual.var() / target.var()) if valid.any() and target.var() > 0 else math.nan
+        )
         now = time.time()
         scalars = {f"losses/{name}": value for name, value in losses.items()}
         scalars |= {"time/rollout": update_start - rollout_start, "time/update": now - update_start}

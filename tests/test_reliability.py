@@ -341,6 +341,8 @@ ATARI_BAD_FLAGS = [
     ("--num-envs 5 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "5 * 5", "25"]),
     ("--total-timesteps 1023", ["--total-timesteps", "(1023)", "1024"]),
     ("--noop-max -1", ["--noop-max", "(-1)"]),
+    ("--noop-max 0", ["--noop-max", "(0)", "--env-backend gymnasium"]),
+    ("--frame-skip 1", ["--frame-skip", "(1)", "--env-backend gymnasium"]),
     ("--frame-skip 0", ["--frame-skip", "(0)"]),
     ("--frame-stack 0", ["--frame-stack", "(0)"]),
     ("--max-episode-steps 0", ["--max-episode-steps", "(0)"]),
@@ -580,7 +582,7 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
 
 @pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
 def test_evaluation_of_atari_plays_whole_games_unclipped(env_backend, run_atari, monkeypatch):
-    """Freeway ends after 2,048 steps or so and pays 0; MsPacman pays tens over three lives."""
+    """MsPacman pays tens, over three lives."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     run_dir = run_atari(env_id="MsPacman", env_backend=env_backend, checkpoint_every=1)["run_dir"]
@@ -609,7 +611,7 @@ def test_videos_of_atari():
     flags = "--env-backend gymnasium --no-cuda --capture-video --eval-episodes 1 --no-compile --num-envs 2"
     done = script(*flags.split(), "--num-steps", "256", "--total-timesteps", "512", path=ATARI)
     assert done.returncode == 0, done.stdout + done.stderr
-    for folder in ("videos", "evaluation/videos"):
+    for folder in ("videos", "eval_videos"):
         assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
 
 

@@ -52,7 +52,7 @@ CONTINUOUS = {
 ATARI = {
     "A01": "noop_max",
     "A02": "np.maximum",
-    "A03": "lives < self.lives",
+    "A03": "< self.lives",
     "A04": r"for action in \(1, 2\)",
     "A05": "INTER_AREA",
     "A06": "np.sign",
