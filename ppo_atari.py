@@ -15,10 +15,10 @@
 # ///
 """PPO for Atari games, in one file: read it as a patch of ppo_continuous_mujoco.py.
 
-Run:   uv run ppo_atari.py --env-id Breakout-v5
-Look:  tensorboard --logdir runs
-Read:  `Args`, then `train` from top to bottom; `[C05]`, `[A03]`, ... name the implementation details of
-       "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
+Run:    uv run ppo_atari.py --env-id Breakout-v5
+Look:   tensorboard --logdir runs
+Read:   `Args`, then `train` from top to bottom; `[C05]`, `[A03]`, ... name the implementation details of
+        "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
 Sources: PPO (arXiv:1707.06347), GAE (arXiv:1506.02438), openai/baselines ea25b9e (ppo2, atari_wrappers.py).
 """
 
