@@ -123,6 +123,8 @@ class Args:
     """clip actions to the action space before the environment sees them [M05]"""
     squash_actions: bool = False
     """squash actions into the action space with tanh instead of clipping them [S03]"""
+    scale_actions: bool = False
+    """let actions of -1 and 1 be the bounds of the action space, whatever its units [S04]"""
     norm_obs: bool = True
     """normalize observations by their running mean and variance [M06]"""
     clip_obs: float = 10.0
@@ -221,8 +223,10 @@ def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> N
     for what, space in {"observation": obs_space, "action": action_space}.items():
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             sys.exit(f"error: --env-id ({args.env_id}) has {what} space {space}; this script needs a vector Box")
-    if args.squash_actions and not action_space.is_bounded():
-        sys.exit(f"error: --squash-actions needs a bounded action space, {args.env_id} has {action_space}")
+    for flag in ("squash_actions", "scale_actions"):
+        if getattr(args, flag) and not action_space.is_bounded():
+            name = flag.replace("_", "-")
+            sys.exit(f"error: --{name} needs a bounded action space, {args.env_id} has {action_space}")
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
@@ -372,7 +376,7 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*value_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
         self.actor_logstd = nn.Parameter(torch.full((num_actions,), args.init_log_std))  # [M02] state-independent
         self.low, self.high = action_space.low, action_space.high  # (A,) NumPy
-        self.squash, self.clip = args.squash_actions, args.clip_actions
+        self.squash, self.clip, self.scale_actions = args.squash_actions, args.clip_actions, args.scale_actions
         self.register_buffer("scale", torch.as_tensor((self.high - self.low) / 2).float(), persistent=False)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
@@ -420,8 +424,9 @@ class Agent(nn.Module):
 
     def env_action(self, action: np.ndarray) -> np.ndarray:
         """The action (n, A) that the environment gets for a sampled one; the sampled one is stored."""
-        if self.squash:
-            return self.low + (np.tanh(action) + 1) / 2 * (self.high - self.low)
+        action = np.tanh(action) if self.squash else action
+        if self.squash or self.scale_actions:  # [S04] scaled actions
+            action = self.low + (action + 1) / 2 * (self.high - self.low)
         return action.clip(self.low, self.high) if self.clip else action  # [M05] action clipping
 
 

@@ -117,6 +117,7 @@ SWITCHES = [
     ({"clip_obs": 0.1}, NETWORK | {"obs"}),
     ({"activation": "relu"}, NETWORK),
     ({"clip_actions": False}, {"env_actions"}),
+    ({"scale_actions": True}, {"env_actions"}),
     ({"init_log_std": -1.0}, {"actions", "env_actions", "logprobs", "entropy", "grad_norm", "weights"}),
     # these draw other random numbers, so that the minibatches (squash_actions) or the noise differ as well
     ({"squash_actions": True}, {"env_actions", "logprobs", "entropy", "value_loss", "grad_norm", "weights"}),
@@ -283,12 +284,13 @@ def test_what_the_environment_gets_and_what_is_stored(run, spy, scripted):
     functions = {
         "clip_actions": lambda stored: np.minimum(np.maximum(stored, low), high),
         "squash_actions": lambda stored: (low + high) / 2 + (high - low) / 2 * np.tanh(stored),
+        "scale_actions": lambda stored: (low + high) / 2 + (high - low) / 2 * stored,
         "neither": lambda stored: stored,
     }
     updates = spy(ppo, "update")
     for name, function in functions.items():
         updates.clear(), scripted.actions.clear()
-        switches = {"clip_actions": name == "clip_actions", "squash_actions": name == "squash_actions"}
+        switches = {switch: switch == name for switch in ("clip_actions", "squash_actions", "scale_actions")}
         run(init_log_std=1.0, total_timesteps=32, **switches)
         stored = updates[0][0][2]["actions"].numpy()
         np.testing.assert_allclose(scripted.actions, function(stored), atol=1e-5)

@@ -307,6 +307,7 @@ BAD_FLAGS = [
     ("--env-id CartPole-v1", ["--env-id", "CartPole-v1", "Discrete(2)"]),
     ("--env-id Images-v0", ["--env-id", "Images-v0", "(8, 8, 3)"]),
     ("--env-id Unbounded-v0 --squash-actions", ["--squash-actions", "Unbounded-v0", "-inf"]),
+    ("--env-id Unbounded-v0 --scale-actions", ["--scale-actions", "Unbounded-v0", "-inf"]),
     ("--num-minibatches 3", ["--num-minibatches", "(3)", "2048"]),
     ("--num-envs 3 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "3 * 5", "15"]),
     ("--total-timesteps 2047", ["--total-timesteps", "(2047)", "2048"]),

@@ -48,6 +48,7 @@ CONTINUOUS = {
     "S01": "final_obs",
     "S02": "next_step_reset",
     "S03": "squash",
+    "S04": "scale_actions",
 }
 ATARI = {
     "A01": "noop_max",
