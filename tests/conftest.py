@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as ppo  # noqa: E402
 
-torch.set_num_threads(1)  # as the scripts do
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the scripts that tests start: threads of several processes wait for each other
 
 
 class Scripted(gym.Env):
