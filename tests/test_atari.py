@@ -408,6 +408,19 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
 
 
 @backends
+def test_returns_are_unclipped(env_backend, recorded, run_atari, read_episodes):
+    """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1 for each."""
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    result = run_atari(
+        env_id="MsPacman", env_backend=env_backend, max_episode_steps=120, num_steps=128, total_timesteps=512
+    )
+    returns = [value for _, value, _ in read_episodes(result["run_dir"])]
+    assert len(returns) >= 2 and min(returns) >= 10 and all(value % 10 == 0 for value in returns)
+    assert {float(value) for reward, *_ in recorded for value in reward} == {0.0, 1.0}
+
+
+@backends
 def test_what_a_reset_row_holds_changes_nothing(env_backend, run_atari, spy):
     if env_backend == "envpool":
         pytest.importorskip("envpool")
