@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as ppo  # noqa: E402
+import ppo_lstm  # noqa: E402
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the scripts that tests start: threads of several processes wait for each other
@@ -101,6 +102,18 @@ def tiny_atari():
     return make
 
 
+@pytest.fixture
+def tiny_lstm():
+    """The same for ppo_lstm.py, on CartPole: four environments, two of them in each minibatch."""
+
+    def make(**changes) -> ppo_lstm.Args:
+        small = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "env_backend": "gymnasium"}
+        small |= {"total_timesteps": 128, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        return ppo_lstm.Args(**{"env_id": "CartPole-v1"} | small | changes)
+
+    return make
+
+
 def runner(train, make_args, tmp_path, monkeypatch):
     """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
 
@@ -122,6 +135,11 @@ def run(tiny_args, tmp_path, monkeypatch):
 @pytest.fixture
 def run_atari(tiny_atari, tmp_path, monkeypatch):
     return runner(ppo_atari.train, tiny_atari, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_lstm(tiny_lstm, tmp_path, monkeypatch):
+    return runner(ppo_lstm.train, tiny_lstm, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -63,14 +63,25 @@ ATARI = {
     "S01": "next_values",
     "S02": "next_valid",
 }
-SCRIPTS = {"ppo_continuous_mujoco.py": CORE | CONTINUOUS, "ppo_atari.py": CORE | ATARI}
-ITERATION_LINES = {"ppo_continuous_mujoco.py": 130, "ppo_atari.py": 130}
-# Functions that are the same text in every script of the row
-BOTH = ["ppo_continuous_mujoco.py", "ppo_atari.py"]
-SHARED = {
-    name: BOTH
-    for name in "parse_args gae ppo_loss adam_step compiled save_checkpoint load_checkpoint open_logs".split()
+LSTM = {
+    "L01": r"orthogonal_\(param, 1\.0\)",
+    "L02": r"lstm_state = torch\.zeros",
+    "L03": r"lstm_state \* .*next_valid",
+    "L04": r"(?s)env_inds.*split_episodes",
+    "L05": "first == 0",
 }
+SCRIPTS = {"ppo_continuous_mujoco.py": CORE | CONTINUOUS, "ppo_atari.py": CORE | ATARI}
+SCRIPTS["ppo_lstm.py"] = CORE | ATARI | LSTM
+ITERATION_LINES = dict.fromkeys(SCRIPTS, 130)
+# Functions and classes that are the same text in every script of the row
+ALL, GAMES = list(SCRIPTS), ["ppo_atari.py", "ppo_lstm.py"]
+SHARED = dict.fromkeys(
+    "parse_args gae ppo_loss adam_step compiled save_checkpoint load_checkpoint open_logs".split(), ALL
+)
+WRAPPERS = "NoopReset MaxAndSkip EpisodicLife FireReset WarpFrame ClipReward FrameStack"
+SHARED |= dict.fromkeys([*WRAPPERS.split(), "make_envs", "layer_init", "load_agent", "provenance"], GAMES)
+# (script, the one that it is a patch of) -> lines of their diff
+DIFFS = {("ppo_lstm.py", "ppo_atari.py"): 180}
 # TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
 LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl old_approx_kl_max approx_kl_max clipfrac grad_norm"
 TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate", "time/rollout"]
@@ -126,7 +137,7 @@ def test_shared_functions_are_the_same_text(name):
     assert len(texts) == 1
 
 
-BLOCKS = {"# -- log --": BOTH, "# -- end --": BOTH}
+BLOCKS = {"# -- log --": ALL, "# -- end --": ALL}
 
 
 @pytest.mark.parametrize("ruler", BLOCKS)
@@ -135,9 +146,17 @@ def test_shared_blocks_of_train_are_the_same_text(ruler):
     assert len(texts) == 1 and len(texts.pop().splitlines()) > 10
 
 
-def function_of(script: str, name: str) -> ast.FunctionDef:
-    (function,) = [n for n in ast.parse(source_of(script)).body if isinstance(n, ast.FunctionDef) and n.name == name]
+def function_of(script: str, name: str) -> ast.FunctionDef | ast.ClassDef:
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    (function,) = [n for n in ast.parse(source_of(script)).body if isinstance(n, kinds) and n.name == name]
     return function
+
+
+@pytest.mark.parametrize("script, base", DIFFS)
+def test_a_script_is_a_small_patch_of_its_base(script, base):
+    by_diff = subprocess.run(["diff", ROOT / base, ROOT / script], capture_output=True, text=True).stdout.splitlines()
+    changed = [line for line in by_diff if line[0] in "<>"]
+    assert 0 < len(changed) <= DIFFS[script, base]
 
 
 @scripts
@@ -151,7 +170,7 @@ def test_functions_are_short(script):
 def test_iteration_up_to_the_last_optimizer_step_is_short(script):
     lines = source_of(script).splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.strip().startswith("for iteration in ")]
-    steps = [i for i, line in enumerate(lines) if "update_step(" in line]
+    steps = [i for i, line in enumerate(lines) if re.search(r"= update(_step)?\(", line)]
     assert start < steps[-1] <= start + ITERATION_LINES[script] - 1
 
 

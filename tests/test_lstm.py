@@ -1,0 +1,475 @@
+"""ppo_lstm.py: L01 to L05 against a step-by-step replay, episode ends, vectors, resume, evaluation."""
+
+import copy
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import ppo_lstm as ppo
+
+
+class Counting(gym.Env):
+    """Observes (step of the episode, its number k) / 4; ends after 1 + k % 5 steps, if k is odd by a time limit."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, render_mode=None):
+        self.episode, self.render_mode = -1, render_mode
+
+    def reset(self, seed=None, options=None):
+        self.t, self.episode = 0, self.episode + 1
+        return np.array([self.t, self.episode]) / 4, {}
+
+    def step(self, action):
+        self.t += 1
+        over, limit = self.t == 1 + self.episode % 5, self.episode % 2 == 1
+        return np.array([self.t, self.episode]) / 4, float(action), over and not limit, over and limit, {}
+
+
+gym.register("Counting-v0", Counting)
+
+
+def replay(agent: ppo.Agent, obs: torch.Tensor, starts: np.ndarray, state: torch.Tensor):
+    """Logits (T, N, A) and values (T, N), one step after the other, the LSTM by its equations in float64.
+
+    obs: (T, N, ...). starts: (T, N), True where an episode's first observation is. state: (2, N, H) before row 0.
+    """
+    agent = copy.deepcopy(agent).double()
+    w_x, w_h, b_x, b_h = [p for name, p in agent.named_parameters() if name.startswith("lstm")]
+    h, c = state.double()
+    logits, values = [], []
+    for t in range(len(obs)):
+        fresh = torch.from_numpy(starts[t])[:, None]
+        h, c = torch.where(fresh, 0, h), torch.where(fresh, 0, c)
+        x = obs[t].double() / (255 if obs[t].dim() == 4 else 1)
+        i, f, g, o = (agent.network(x) @ w_x.T + b_x + h @ w_h.T + b_h).chunk(4, 1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        logits.append(agent.actor(h))
+        values.append(agent.critic(h).squeeze(1))
+    return agent, torch.stack(logits), torch.stack(values)
+
+
+def starts_after(valid: np.ndarray) -> np.ndarray:
+    starts = np.zeros_like(valid)
+    starts[1:] = ~valid[:-1]
+    return starts
+
+
+# -- L03, L04, L05: one call over sequences with resets inside equals the replay --
+def random_valid(T: int, N: int, seed: int) -> np.ndarray:
+    """Reset rows as they happen: anywhere, but never two in a row."""
+    rng, valid = np.random.default_rng(seed), np.ones((T, N), bool)
+    for t in range(T):
+        valid[t] = (rng.random(N) > 0.3) | (~valid[t - 1] if t else False)
+    return valid
+
+
+def reset_rows(T: int, *rows: tuple[int, ...]) -> np.ndarray:
+    """(T, N): environment n has reset rows at `rows[n]`."""
+    return np.array([[t not in mine for mine in rows] for t in range(T)])
+
+
+VALID = {
+    "no reset": reset_rows(9, (), (), (), ()),
+    "first row": reset_rows(9, (0,), (), (0,), ()),
+    "last row": reset_rows(9, (8,), (), (), (8,)),
+    "last but one": reset_rows(9, (7,), (), (), (7,)),
+    "several": reset_rows(9, (1, 4, 6), (), (3, 5), (2, 7)),
+    "as many as possible": reset_rows(9, (0, 2, 4, 6, 8), (1, 3, 5, 7), (0, 2, 4, 6, 8), (1, 3, 5, 7)),
+    "one step": reset_rows(1, (), (0,), (), ()),
+} | {f"random {seed}": random_valid(40, 4, seed) for seed in range(4)}
+
+
+def minibatch(args: ppo.Args, valid: np.ndarray, obs_shape=(3,), seed: int = 0):
+    """An agent, a rollout's flat batch and its first state, at random; the rows of `valid` (T, N)."""
+    torch.manual_seed(seed)
+    agent = ppo.Agent(obs_shape, 3, args)
+    for param in agent.actor.parameters():
+        param.data += 0.3 * torch.randn_like(param)
+    T, N = valid.shape
+    obs = torch.randn(T, N, *obs_shape)
+    obs = torch.randint(0, 256, obs.shape, dtype=torch.uint8) if len(obs_shape) == 3 else obs
+    batch = {"obs": obs, "actions": torch.randint(0, 3, (T, N)), "valid": torch.from_numpy(valid).float()}
+    batch |= {name: torch.randn(T, N) for name in ("logprobs", "values", "advantages", "returns")}
+    batch["logprobs"] = batch["logprobs"] / 10 - 1.1
+    return agent, {name: tensor.flatten(0, 1) for name, tensor in batch.items()}, torch.randn(2, N, 128)
+
+
+@pytest.mark.parametrize("case, obs_shape", [(case, (3,)) for case in VALID] + [("several", (1, 84, 84))])
+def test_training_pass_equals_the_replay_step_by_step(case, obs_shape, tiny_lstm):
+    """Log-probabilities, values and all gradients of a minibatch of two of four environments; one call of the LSTM."""
+    valid, args, envs = VALID[case], tiny_lstm(), np.array([2, 0])
+    agent, batch, state = minibatch(args, valid, obs_shape)
+    T, N = valid.shape
+    seen, calls = {}, []
+
+    def evaluate_actions(*inputs):
+        seen["out"] = ppo.Agent.evaluate_actions(*inputs)
+        return seen["out"]
+
+    def no_step(params, grads, *_):
+        seen["grads"] = grads
+        return torch.zeros(())
+
+    agent.lstm.register_forward_hook(lambda *_: calls.append(1))
+    sequences = ppo.split_episodes(torch.from_numpy(valid), torch.from_numpy(envs), state)
+    parts = [ppo.Agent.encode, evaluate_actions, ppo.ppo_loss, no_step]
+    clip_coef = torch.tensor(0.1)
+    ppo.update(parts, agent, {}, batch, *sequences, torch.zeros(()), clip_coef, args)
+    assert len(calls) == 1
+
+    obs = batch["obs"].unflatten(0, (T, N))[:, envs]
+    twin, logits, values = replay(agent, obs, starts_after(valid)[:, envs], state[:, envs])
+    mine = {name: b.unflatten(0, (T, N))[:, envs].flatten() for name, b in batch.items() if name != "obs"}
+    mine |= {name: b.double() for name, b in mine.items() if name != "actions"}
+    policy = torch.distributions.Categorical(logits=logits.flatten(0, 1))
+    out = (policy.log_prob(mine["actions"]), policy.entropy(), values.flatten())
+    loss, _ = ppo.ppo_loss(*out, mine, clip_coef, args)
+    grads = torch.autograd.grad(loss, list(twin.parameters()))
+
+    assert sequences[0].tolist() == [t * N + n for n in envs for t in range(T)]
+    for got, expected in zip(seen["out"], out):  # ours has one environment after the other
+        torch.testing.assert_close(got.view(2, T).T.flatten().double(), expected, atol=1e-5, rtol=1e-5)
+    for got, expected in zip(seen["grads"], grads, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_sequences_are_split_after_reset_rows_and_padded_to_the_longest():
+    """Environment 1 has sequences of rows 0-2 and 3-4, environment 0 of row 0, rows 1-3 and row 4; rows are t * 3 + n."""
+    valid, state = torch.from_numpy(reset_rows(5, (0, 3), (2,), ())), torch.randn(2, 3, 4)
+    mb_inds, padded_inds, length, states = ppo.split_episodes(valid, torch.tensor([1, 0]), state)
+    padded = torch.full((length, 5), -1).flatten()
+    padded[padded_inds] = mb_inds
+    assert padded.view(length, 5).T.tolist() == [[1, 4, 7], [10, 13, -1], [0, -1, -1], [3, 6, 9], [12, -1, -1]]
+    assert (states[:, [0, 2]] == state[:, [1, 0]]).all() and (states[:, [1, 3, 4]] == 0).all()
+
+
+def test_minibatches_are_all_steps_of_whole_environments_in_random_order(run_lstm, spy):
+    updates = spy(ppo, "update")
+    run_lstm(num_envs=6, num_minibatches=3, update_epochs=4, total_timesteps=96)
+    orders = []
+    for epoch in range(4):
+        envs = []
+        for (_, _, _, _, mb_inds, *_), _ in updates[3 * epoch : 3 * epoch + 3]:
+            mine = sorted(set((mb_inds % 6).tolist()))
+            assert sorted(mb_inds.tolist()) == sorted(t * 6 + n for t in range(16) for n in mine) and len(mine) == 2
+            envs += mine
+        assert sorted(envs) == list(range(6))
+        orders.append(envs)
+    assert len({str(order) for order in orders}) > 1
+
+
+def test_every_epoch_starts_from_the_state_before_the_rollout(run_lstm, spy):
+    splits, acts = spy(ppo, "split_episodes"), spy(ppo.Agent, "act")
+    run_lstm(total_timesteps=128)
+    first_states = [inputs[2] for inputs, _ in acts[0::17]]  # 16 steps and the bootstrap value
+    assert len(splits) == 8 and len(first_states) == 2
+    for i, (inputs, _) in enumerate(splits):
+        assert (inputs[2] == first_states[i // 4]).all()
+    assert (first_states[0] == 0).all() and (first_states[1] != 0).any()  # [L02]: zero, then carried
+
+
+# -- the rollout --
+def test_rollout_equals_the_replay_and_values_at_limits_are_those_of_the_old_episode(run_lstm, spy):
+    """Six rollouts at practically fixed weights as one: states are carried, and zero at first observations.
+
+    Where episodes start is read off the observations. The value that follows a transition is that of the next row,
+    which after an end holds the last observation of the old episode, seen in its own state.
+    """
+    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
+    size = {"num_envs": 3, "num_steps": 7, "num_minibatches": 1, "update_epochs": 1, "total_timesteps": 126}
+    run_lstm(env_id="Counting-v0", ortho_init=False, learning_rate=1e-30, **size)
+    batches = [{k: v.unflatten(0, (7, 3)) for k, v in inputs[3].items()} for inputs, _ in updates]
+    obs, actions, logprobs = (torch.cat([b[name] for b in batches]) for name in ("obs", "actions", "logprobs"))
+    starts, valid = (obs[..., 0] == 0).numpy(), torch.cat([b["valid"] for b in batches]).numpy()
+    assert obs.dtype == torch.float64 and starts.sum() > 20 and (starts[1:] == (valid[:-1] == 0)).all()
+    assert not valid[7::7].all() and not valid[6:-1:7].all()  # reset rows at the first and last step of rollouts
+    with torch.no_grad():
+        _, logits, values = replay(updates[0][0][1], obs, starts, torch.zeros(2, 3, 128))
+    chosen = logits.log_softmax(2).gather(2, actions[..., None]).squeeze(2)
+    torch.testing.assert_close(logprobs.double(), chosen, atol=1e-5, rtol=0)
+    rollout_values, next_values, terminations, dones = (
+        np.concatenate([inputs[i] for inputs, _ in gae_calls]) for i in (1, 2, 3, 4)
+    )
+    np.testing.assert_allclose(rollout_values, values.numpy(), atol=1e-5)
+    np.testing.assert_allclose(next_values[:-1], values[1:].numpy(), atol=1e-5)
+    limits = (dones - terminations)[:-1] == 1
+    assert limits.sum() > 8 and (obs[1:][limits][:, 0] > 0).all() and (valid[1:][limits] == 0).all()
+    with torch.no_grad():  # and the state matters: from zero these values are others
+        _, _, fresh = replay(updates[0][0][1], obs, np.ones_like(starts), torch.zeros(2, 3, 128))
+    assert np.abs(fresh[1:].numpy() - next_values[:-1])[limits].max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lstm": False}, {"env_id": "Pong"}, {"env_id": "Pong", "env_backend": "envpool"}],
+    ids=["CartPole", "no lstm", "Pong", "Pong of EnvPool"],
+)
+def test_first_minibatch_has_ratio_one(changes, run_lstm, spy):
+    if changes.get("env_backend"):
+        pytest.importorskip("envpool")
+    updates = spy(ppo, "update")
+    size = {"num_steps": 64, "total_timesteps": 256} if "env_id" not in changes else {}
+    run_lstm(ortho_init=False, learning_rate=0.01, **size, **changes)
+    stats = np.array([result.numpy() for _, result in updates])
+    assert abs(stats[0, 3]) < 1e-5 and abs(stats[0, 4]) < 1e-6 and stats[0, 5] == 0
+    assert stats[1, 4] > 1e-6  # one step later the policy has moved
+
+
+def test_what_a_reset_row_holds_changes_nothing(run_lstm, spy):
+    """Not even through the state: whatever the reset row shows, the new episode starts from zero."""
+    updates = spy(ppo, "update")
+    run_lstm(num_steps=64, total_timesteps=256, num_minibatches=1, update_epochs=1)
+    (parts, agent, adam, batch, *rest), _ = updates[0]
+    row = batch["valid"] == 0
+    assert 4 < row.sum() < 40
+    other = {name: tensor.clone() for name, tensor in batch.items()}
+    other["actions"][row] = 1 - other["actions"][row]
+    for name in ("obs", "logprobs", "values", "advantages", "returns"):
+        other[name][row] += 3.0
+    results = []
+    for data in (batch, other):
+        copied = copy.deepcopy((agent, adam))
+        stats = ppo.update(parts, *copied, data, *rest)
+        results.append((stats, torch.cat([p.detach().flatten() for p in copied[0].parameters()])))
+    (stats, weights), (other_stats, other_weights) = results
+    torch.testing.assert_close(other_stats, stats, rtol=1e-5, atol=1e-6)
+    start = torch.cat([p.detach().flatten() for p in agent.parameters()])
+    assert (other_weights - weights).abs().max() < 1e-2 * (weights - start).abs().max()
+
+
+# -- agent --
+@pytest.mark.parametrize("obs_shape, features", [((1, 84, 84), 512), ((4,), 64)])
+def test_lstm_weights_are_orthogonal_of_std_one_and_biases_zero(obs_shape, features, tiny_lstm):
+    torch.manual_seed(0)
+    agent = ppo.Agent(obs_shape, 4, tiny_lstm())
+    lstm = agent.lstm
+    assert isinstance(lstm, torch.nn.LSTM)
+    assert (lstm.input_size, lstm.hidden_size, lstm.num_layers) == (features, 128, 1)
+    for weight in (lstm.weight_ih_l0, lstm.weight_hh_l0):
+        weight = weight.detach().double()
+        gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
+        torch.testing.assert_close(gram, torch.eye(len(gram)).double(), atol=1e-5, rtol=0)
+    assert (lstm.bias_ih_l0 == 0).all() and (lstm.bias_hh_l0 == 0).all()
+    plain = ppo.Agent(obs_shape, 4, tiny_lstm(ortho_init=False)).lstm
+    assert (plain.bias_ih_l0 != 0).any()
+    assert agent.actor.weight.shape == (4, 128) and agent.critic.weight.shape == (1, 128)
+
+
+@pytest.mark.parametrize("lstm", [True, False])
+def test_without_lstm_a_step_knows_nothing_of_the_ones_before(lstm, run_lstm, spy):
+    """Every step of the rollout and of the training pass starts from zero: a feed-forward layer of the same size."""
+    acts, updates = spy(ppo.Agent, "act"), spy(ppo, "update")
+    run_dir = run_lstm(lstm=lstm, checkpoint_every=1)["run_dir"]
+    ppo.train(ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"]))
+    before = torch.cat([inputs[2].flatten() for inputs, _ in acts])
+    assert len(acts) > 34 and (before == 0).all() == (not lstm)
+    for (_, _, _, _, mb_inds, _, length, state, *_), _ in updates:
+        assert (length == 1 and state.shape == (2, len(mb_inds), 128) and (state == 0).all()) == (not lstm)
+
+
+def test_bf16_stays_before_the_lstm(tiny_lstm):
+    torch.manual_seed(0)
+    agent = ppo.Agent((1, 84, 84), 4, tiny_lstm(bf16=True))
+    types = []
+    agent.lstm.register_forward_hook(lambda _, inputs, outputs: types.extend([inputs[0].dtype, outputs[0].dtype]))
+    obs = torch.randint(0, 256, (2, 1, 84, 84), dtype=torch.uint8)
+    action, logprob, value, state = agent.act(obs, torch.zeros(2, 2, 128), torch.zeros(2, 4))
+    assert {*types, logprob.dtype, value.dtype, state.dtype} == {torch.float32}
+
+
+def test_defaults_are_the_published_ones():
+    published = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4}
+    published |= {"clip_coef": 0.1, "ent_coef": 0.01, "frame_stack": 1, "gamma": 0.99, "gae_lambda": 0.95}
+    published |= {"env_id": "Breakout-v5", "env_backend": "envpool", "total_timesteps": 10_000_000, "lstm": True}
+    assert {name: getattr(ppo.Args(), name) for name in published} == published
+
+
+# -- vectors --
+@pytest.mark.parametrize("env_id, hidden", [("CartPole-v1", {0: 1, 2: 3}), ("MountainCar-v0", {0: 1})])
+def test_what_is_hidden_is_the_velocity(env_id, hidden, tiny_lstm):
+    """Position -> its velocity: the positions of a masked environment move by what the plain one says."""
+    masked, plain = (ppo.make_env(tiny_lstm(env_id=env_id, mask_velocity=mask)) for mask in (True, False))
+    seen, whole = [masked.reset(seed=1)[0]], [plain.reset(seed=1)[0]]
+    for t in range(8):
+        for env, kept in ((masked, seen), (plain, whole)):
+            kept.append(env.step(t // 2 % 2)[0])
+    seen, whole = np.array(seen), np.array(whole)
+    assert (seen[:, list(hidden.values())] == 0).all() and (whole[1:, list(hidden.values())] != 0).all()
+    assert seen.dtype == np.float32 and (seen[:, list(hidden)] == whole[:, list(hidden)]).all()
+    for position, velocity in hidden.items():
+        step = 0.02 if env_id == "CartPole-v1" else 1.0
+        moved = whole[1:, position] - whole[:-1, position]
+        old, new = whole[:-1, velocity] * step, whole[1:, velocity] * step
+        assert np.allclose(moved, old, atol=1e-6) or np.allclose(moved, new, atol=1e-6)
+
+
+@pytest.mark.parametrize("env_id, hidden", [("Acrobot-v1", [4, 5]), ("LunarLander-v3", [2, 3, 5])])
+def test_other_velocities_are_hidden(env_id, hidden, tiny_lstm):
+    if env_id == "LunarLander-v3":
+        pytest.importorskip("Box2D")
+    env = ppo.make_env(tiny_lstm(env_id=env_id, mask_velocity=True))
+    env.reset(seed=1)
+    obs = np.array([env.step(1)[0] for _ in range(5)])
+    assert (obs[:, hidden] == 0).all() and (np.delete(obs, hidden, 1)[:, :3] != 0).any(0).all()
+
+
+def test_vectors_come_from_gymnasium_and_games_from_envpool(monkeypatch):
+    made = []
+
+    def stop(args, *_):
+        made.append(args.env_backend)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ppo, "make_envs", stop)
+    for env_id in ("CartPole-v1", "Pong"):
+        with pytest.raises(KeyboardInterrupt):
+            ppo.train(ppo.parse_args(["--env-id", env_id, "--no-cuda"]))
+    assert made == ["gymnasium", "envpool"]
+
+
+def test_episodes_of_vectors_are_counted_whole(run_lstm, read_episodes):
+    """CartPole pays 1 a step: returns are lengths, and reset rows are no steps."""
+    result = run_lstm(num_steps=64, total_timesteps=512)
+    episodes = read_episodes(result["run_dir"])
+    assert len(episodes) > 8 and all(total == length for _, total, length in episodes)
+    assert 512 - len(episodes) <= result["global_step"] < 512
+
+
+BAD_FLAGS = [
+    ("--num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
+    ("--num-envs 2 --num-minibatches 4", ["--num-envs (2)", "--num-minibatches (4)"]),
+    ("--mask-velocity", ["--mask-velocity", "CartPole", "LunarLander", "Breakout-v5"]),
+    ("--env-id Counting-v0 --mask-velocity", ["--mask-velocity", "Counting-v0"]),
+    ("--env-id Pendulum-v1", ["Pendulum-v1", "Box(-2.0"]),
+    ("--env-id CartPol-v1", ["CartPol-v1", "CartPole-v1"]),
+    ("--env-id no_such_module:CartPole-v1", ["no_such_module"]),
+    ("--env-id CartPole-v1 --num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
+    ("--env-id FrozenLake-v1", ["FrozenLake-v1", "Discrete(16)"]),
+    ("--env-id Brekout-v5", ["Brekout-v5", "Breakout"]),
+    ("--env-id Nothing-v0", ["Nothing-v0"]),
+    ("--env-id LunarLander-v2", ["LunarLander-v2"]),
+]
+
+
+@pytest.mark.parametrize("flags, words", BAD_FLAGS, ids=[flags for flags, _ in BAD_FLAGS])
+def test_bad_flags_are_named_and_nothing_is_written(flags, words, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        ppo.train(ppo.parse_args([*flags.split(), "--no-cuda"]))
+    message = stop.value.code
+    assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
+    assert [word for word in words if word not in message] == [], message
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- checkpoints and evaluation --
+def assert_equal(one, other, path=""):
+    """Two checkpoints are the same to the bit, but for what counts seconds."""
+    assert type(one) is type(other), path
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), path
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"seconds", "args", "episodes_size"}:
+            assert_equal(one[name], other[name], f"{path}.{name}")
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for i, pair in enumerate(zip(one, other)):
+            assert_equal(*pair, f"{path}[{i}]")
+    else:
+        assert one == other, path
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Breakout"])
+def test_resumed_run_is_bit_equal_to_one_never_stopped(env_id, run_lstm, monkeypatch, tmp_path, read_episodes):
+    """Stopped after each of the first three of five iterations, in the middle of episodes."""
+    save = ppo.save_checkpoint
+
+    def save_and_copy(run_dir, checkpoint):
+        save(run_dir, checkpoint)
+        if checkpoint["iteration"] < 4 and not (tmp_path / f"stopped{checkpoint['iteration']}").exists():
+            shutil.copytree(run_dir, tmp_path / f"stopped{checkpoint['iteration']}")
+
+    monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
+    result = run_lstm(env_id=env_id, num_steps=13, total_timesteps=260, checkpoint_every=1)
+    expected, episodes = ppo.load_checkpoint(result["run_dir"]), read_episodes(result["run_dir"])
+    assert expected["iteration"] == 5 and expected["envs"] is not None and (expected["lstm_state"] != 0).any()
+    for iteration in (1, 2, 3):
+        stopped = tmp_path / f"stopped{iteration}"
+        assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
+        ppo.train(ppo.parse_args(["--resume", str(stopped)]))
+        assert_equal(ppo.load_checkpoint(stopped), expected)
+        assert read_episodes(stopped) == episodes
+    assert env_id != "CartPole-v1" or len(episodes) > 5
+
+
+def test_where_the_environment_starts_anew_so_does_the_memory(run_lstm, monkeypatch, tmp_path, spy):
+    result = run_lstm(env_id="Counting-v0", total_timesteps=192, checkpoint_every=1)
+    checkpoint = ppo.load_checkpoint(result["run_dir"])
+    assert checkpoint["envs"] is None and (checkpoint["lstm_state"] != 0).any()
+    ppo.save_checkpoint(result["run_dir"], checkpoint | {"iteration": 2})
+    splits = spy(ppo, "split_episodes")
+    ppo.train(ppo.parse_args(["--resume", str(result["run_dir"])]))
+    assert len(splits) == 4 and all((inputs[2] == 0).all() for inputs, _ in splits)
+
+
+def test_evaluation_carries_the_state_through_each_episode_from_zero(run_lstm):
+    """Three episodes side by side against one environment at a time, with a state of its own and the same noise."""
+    run_dir = run_lstm(ortho_init=False, mask_velocity=True, checkpoint_every=1)["run_dir"]
+    checkpoint = ppo.load_checkpoint(run_dir)
+    checkpoint["agent"]["actor.weight"] *= 30  # so that the state matters beside the noise
+    ppo.save_checkpoint(run_dir, checkpoint)
+    args = ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "3"])
+    returns = ppo.train(args)["eval_returns"]
+    agent, seed = ppo.Agent((4,), 2, args), 1_000_000 + args.seed
+    agent.load_state_dict(checkpoint["agent"])
+    generator = torch.Generator().manual_seed(seed)
+    noise = [-torch.empty(3, 2).exponential_(generator=generator).log() for _ in range(500)]
+    expected, forgetful = [], 0
+    for i in range(3):
+        env, state, t, over = ppo.make_env(args), torch.zeros(2, 1, 128), 0, False
+        obs, _ = env.reset(seed=seed + i)
+        while not over:
+            with torch.no_grad():
+                inputs = torch.from_numpy(obs)[None], noise[t][i : i + 1]
+                without, *_ = agent.act(inputs[0], torch.zeros(2, 1, 128), inputs[1])
+                action, _, _, state = agent.act(inputs[0], state, inputs[1])
+            forgetful += int(without != action)
+            obs, _, terminated, truncated, _ = env.step(int(action))
+            t, over = t + 1, terminated or truncated
+        expected.append(t)
+    assert returns == expected and len(set(returns)) > 1 and forgetful > 0
+
+
+# -- compiled and eager --
+@pytest.mark.parametrize("obs_shape", [(3,), (1, 84, 84)], ids=["vectors", "images"])
+def test_compiled_and_eager_updates_agree(obs_shape, tiny_lstm):
+    """20 steps, both from the eager weights each time, with other sequences each time."""
+    args, T, N = tiny_lstm(), 16, 4
+    agent, batch, state = minibatch(args, random_valid(T, N, 0), obs_shape)
+    eager = agent.to(memory_format=torch.channels_last)
+    num_params = sum(p.numel() for p in eager.parameters())
+    adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
+    fast, fast_adam = copy.deepcopy((eager, adam))
+    parts = [ppo.Agent.encode, ppo.Agent.evaluate_actions, ppo.ppo_loss, ppo.adam_step]
+    compiled = [ppo.compiled(part, torch.device("cpu"), []) for part in parts]
+    assert all(one is not other for one, other in zip(parts, compiled))
+    flat = lambda agent: torch.cat([p.detach().flatten() for p in agent.parameters()])  # noqa: E731
+    lr, clip_coef = torch.tensor(2.5e-4), torch.tensor(0.1)
+    for step in range(20):
+        start, valid = flat(eager), random_valid(T, N, step)
+        batch["valid"] = torch.from_numpy(valid).float().flatten()
+        sequences = ppo.split_episodes(torch.from_numpy(valid), torch.randperm(N)[:2], state)
+        stats = ppo.update(parts, eager, adam, batch, *sequences, lr, clip_coef, args)
+        fast_stats = ppo.update(compiled, fast, fast_adam, batch, *sequences, lr, clip_coef, args)
+        torch.testing.assert_close(fast_stats, stats, rtol=1e-2, atol=1e-4)
+        difference = flat(fast) - flat(eager)
+        assert difference.abs().max() <= 1e-6 and difference.norm() <= 1e-3 * (flat(eager) - start).norm()
+        fast.load_state_dict(eager.state_dict())
+        for name, tensor in adam.items():
+            fast_adam[name].copy_(tensor)
