@@ -2,7 +2,7 @@
 # requires-python = ">=3.11,<3.13"
 # dependencies = [
 #     "torch>=2.11,<2.14",
-#     "gymnasium>=1.2",
+#     "gymnasium[box2d,classic-control]>=1.2",
 #     "ale-py>=0.11",
 #     "opencv-python-headless>=4.9",
 #     "envpool>=1.2",
@@ -496,7 +496,7 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Modul
 
 
 class Agent(nn.Module):
-    """Policy over A actions and value function, with a memory, on images (n, C, 84, 84) uint8 or vectors (n, O)."""
+    """Policy over A actions and value function on (n, C, 84, 84) uint8 or vectors (n, O), with a state (2, n, H)."""
 
     def __init__(self, obs_shape: tuple[int, ...], num_actions: int, args: Args):
         super().__init__()
@@ -527,7 +527,7 @@ class Agent(nn.Module):
             return self.network(x).float()
 
     def act(self, obs: torch.Tensor, state: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Action, log-probability, value, each (n,), and the next state; `noise` (n, A) is Gumbel, or 0 for the mode.
+        """Action, log-probability and value, each (n,), at observations; `noise` (n, A) is Gumbel, or 0 for the mode.
 
         The largest logit plus Gumbel noise is a sample of the categorical distribution (Gumbel-max).
         """

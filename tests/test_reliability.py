@@ -21,8 +21,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppo_atari
 import ppo_continuous_mujoco as ppo
+import ppo_lstm
 
-SCRIPT, ATARI = Path(ppo.__file__).resolve(), Path(ppo_atari.__file__).resolve()
+SCRIPT, ATARI, LSTM = (Path(module.__file__).resolve() for module in (ppo, ppo_atari, ppo_lstm))
 SMALL = "--num-envs 2 --num-minibatches 4 --update-epochs 2 --eval-episodes 0 --num-steps 256 --total-timesteps 5120"
 
 # Runs the script and kills it in the middle of the n-th call of something; a write gets half of its bytes out.
@@ -113,12 +114,12 @@ def uninterrupted(tmp_path_factory):
     made = {}
 
     def get(*flags: str, path: Path = SCRIPT) -> Path:
-        if flags not in made:
+        if (path, flags) not in made:
             folder = tmp_path_factory.mktemp("uninterrupted")
             done = script(*flags, path=path, cwd=folder)
             assert done.returncode == 0, done.stdout + done.stderr
-            made[flags] = the_run(folder / "runs")
-        return made[flags]
+            made[path, flags] = the_run(folder / "runs")
+        return made[path, flags]
 
     return get
 
@@ -144,33 +145,38 @@ KILLS = {
 }
 
 
-ATARI_KILLS = {  # lives are lost and games end in most of the 10 iterations of 128 steps
-    "atari, five kills": (
-        ["--no-compile", "--checkpoint-every", "2"],
-        [
-            ("writing", 2, []),
-            ("advantages", 2, ["--checkpoint-every", "1"]),
-            ("before renaming", 1, ["--checkpoint-every", "2"]),
-            ("rollout", 2 * 128 + 50, ["--checkpoint-every", "1"]),
-            ("after renaming", 2, ["--checkpoint-every", "1"]),
-        ],
+FIVE_KILLS = [
+    ("writing", 2, []),
+    ("advantages", 2, ["--checkpoint-every", "1"]),
+    ("before renaming", 1, ["--checkpoint-every", "2"]),
+    ("rollout", 2 * 128 + 50, ["--checkpoint-every", "1"]),
+    ("after renaming", 2, ["--checkpoint-every", "1"]),
+]
+GAMES_KILLS = {  # lives are lost and games end in most of the 10 iterations of 128 steps
+    "atari, five kills": (ATARI, ["--no-compile", "--checkpoint-every", "2"], FIVE_KILLS),
+    "atari, compiled": (ATARI, ["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
+    "lstm, five kills": (LSTM, ["--no-compile", "--checkpoint-every", "2"], FIVE_KILLS),
+    "lstm, compiled": (LSTM, ["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
+    "lstm, vectors": (
+        LSTM,
+        ["--env-id", "CartPole-v1", "--mask-velocity", "--no-compile", "--checkpoint-every", "2"],
+        FIVE_KILLS,
     ),
-    "atari, compiled": (["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
 }
 
 
-@pytest.mark.parametrize("case", ATARI_KILLS)
-def test_killed_and_resumed_atari_is_never_stopped(case, uninterrupted, read_episodes):
-    options, kills = ATARI_KILLS[case]
+@pytest.mark.parametrize("case", GAMES_KILLS)
+def test_killed_and_resumed_game_is_never_stopped(case, uninterrupted, read_episodes):
+    path, options, kills = GAMES_KILLS[case]
     small = "--env-backend gymnasium --no-cuda --num-envs 2 --num-steps 128 --num-minibatches 2 --update-epochs 1"
     flags = [*small.split(), "--eval-episodes", "0", "--total-timesteps", "2560", *options]
     start = flags
     for where, n, resume_options in kills:
-        run_dir = killed(where, n, *start, *resume_options, path=ATARI)
+        run_dir = killed(where, n, *start, *resume_options, path=path)
         start = ["--resume", str(run_dir), "--eval-episodes", "0"]
-    done = script(*start, path=ATARI)
+    done = script(*start, path=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_run(the_run(), uninterrupted(*flags, path=ATARI), read_episodes)
+    assert_same_run(the_run(), uninterrupted(*flags, path=path), read_episodes)
 
 
 @pytest.mark.parametrize("case", KILLS)
@@ -336,11 +342,29 @@ BAD_FLAGS = [
 
 
 ATARI_BAD_FLAGS = [
-    ("--env-id Brekout-v5", ["--env-id", "Brekout-v5", "Breakout"]),
     ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
     ("--num-minibatches 3", ["--num-minibatches", "(3)", "8 * 128", "1024"]),
     ("--num-envs 5 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "5 * 5", "25"]),
-    ("--total-timesteps 1023", ["--total-timesteps", "(1023)", "1024"]),
+]
+
+LSTM_BAD_FLAGS = [
+    ("--num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
+    ("--env-id CartPole-v1 --num-envs 2", ["--num-envs (2)", "--num-minibatches (4)"]),
+    ("--mask-velocity", ["--mask-velocity", "CartPole", "LunarLander", "Breakout-v5"]),
+    ("--env-id Blackjack --mask-velocity", ["--mask-velocity", "Blackjack"]),
+    ("--env-id Unbounded-v0 --mask-velocity", ["--mask-velocity", "Unbounded-v0"]),
+    ("--env-id Pendulum-v1", ["--env-id", "Pendulum-v1", "Box(-2.0, 2.0"]),
+    ("--env-id FrozenLake-v1", ["--env-id", "FrozenLake-v1", "Discrete(16)"]),
+    ("--env-id Images-v0", ["--env-id", "Images-v0", "(8, 8, 3)"]),
+    ("--env-id CartPol-v1", ["--env-id", "CartPol-v1", "CartPole-v1"]),
+    ("--env-id Qwxyz-v0", ["--env-id", "Qwxyz-v0", "no environment"]),
+    ("--env-id LunarLander-v2", ["--env-id", "LunarLander-v2", "LunarLander-v3"]),
+    ("--env-id no_such_module:CartPole-v1", ["--env-id", "no_such_module"]),
+]
+
+GAMES_BAD_FLAGS = [
+    ("--env-id Brekout-v5", ["--env-id", "Brekout-v5", "Breakout"]),
+    ("--total-timesteps 1023", ["--total-timesteps", "(1023)", "8 * 128", "1024"]),
     ("--noop-max -1", ["--noop-max", "(-1)"]),
     ("--noop-max 0", ["--noop-max", "(0)", "--env-backend gymnasium"]),
     ("--frame-skip 1", ["--frame-skip", "(1)", "--env-backend gymnasium"]),
@@ -370,16 +394,22 @@ def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(flags, wo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags, words", ATARI_BAD_FLAGS, ids=[flags for flags, _ in ATARI_BAD_FLAGS])
-def test_bad_flags_of_atari_are_named_and_nothing_is_written(flags, words, tmp_path):
-    message = message_of(*flags.split(), module=ppo_atari)
+BAD_FLAGS_OF_GAMES = [(ppo_atari, *case) for case in ATARI_BAD_FLAGS + GAMES_BAD_FLAGS]
+BAD_FLAGS_OF_GAMES += [(ppo_lstm, *case) for case in LSTM_BAD_FLAGS + GAMES_BAD_FLAGS]
+names = [f"{module.__name__} {flags}" for module, flags, _ in BAD_FLAGS_OF_GAMES]
+
+
+@pytest.mark.parametrize("module, flags, words", BAD_FLAGS_OF_GAMES, ids=names)
+def test_bad_flags_of_games_are_named_and_nothing_is_written(module, flags, words, tmp_path):
+    message = message_of(*flags.split(), "--no-cuda", module=module)
     assert [word for word in words if word not in message] == [], message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_envpool_the_other_backend_is_named(monkeypatch, tmp_path):
+@pytest.mark.parametrize("module", [ppo_atari, ppo_lstm])
+def test_without_envpool_the_other_backend_is_named(module, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "envpool", None)
-    message = message_of("--no-cuda", module=ppo_atari)
+    message = message_of("--no-cuda", module=module)
     assert "EnvPool" in message and "--env-backend gymnasium" in message and list(tmp_path.iterdir()) == []
 
 
@@ -582,14 +612,16 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
 
 
 @pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
-def test_evaluation_of_atari_plays_whole_games_unclipped(env_backend, run_atari, monkeypatch):
+@pytest.mark.parametrize("module", [ppo_atari, ppo_lstm])
+def test_evaluation_of_games_plays_them_whole_and_unclipped(module, env_backend, run_atari, run_lstm, monkeypatch):
     """MsPacman pays tens, over three lives."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    run_dir = run_atari(env_id="MsPacman", env_backend=env_backend, checkpoint_every=1)["run_dir"]
+    run_game = {ppo_atari: run_atari, ppo_lstm: run_lstm}[module]
+    run_dir = run_game(env_id="MsPacman", env_backend=env_backend, checkpoint_every=1)["run_dir"]
     before = contents(run_dir)
     play = ["--evaluate", str(run_dir), "--eval-episodes", "2"]
-    made, make_envs, lives = [], ppo_atari.make_envs, []
+    made, make_envs, lives = [], module.make_envs, []
 
     def watched(args, *rest):
         made.append(args)
@@ -598,19 +630,23 @@ def test_evaluation_of_atari_plays_whole_games_unclipped(env_backend, run_atari,
         envs.step = lambda actions: lives.append((result := step(actions))[4]["lives"].copy()) or result
         return envs
 
-    monkeypatch.setattr(ppo_atari, "make_envs", watched)
-    sampled, again = (ppo_atari.train(ppo_atari.parse_args(play))["eval_returns"] for _ in range(2))
+    monkeypatch.setattr(module, "make_envs", watched)
+    sampled, again = (module.train(module.parse_args(play))["eval_returns"] for _ in range(2))
     assert sampled == again and len(sampled) == 2 and all(value >= 60 and value % 10 == 0 for value in sampled)
     assert (made[0].episodic_life, made[0].clip_reward, made[0].env_backend) == (False, False, env_backend)
     assert {0, 1, 2, 3} <= set(np.concatenate(lives).tolist())  # all lives were played
-    greedy = ppo_atari.train(ppo_atari.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
+    greedy = module.train(module.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
     assert greedy != sampled and contents(run_dir) == before
 
 
 # -- videos and tracking --
-def test_videos_of_atari():
-    flags = "--env-backend gymnasium --no-cuda --capture-video --eval-episodes 1 --no-compile --num-envs 2"
-    done = script(*flags.split(), "--num-steps", "256", "--total-timesteps", "512", path=ATARI)
+@pytest.mark.parametrize(
+    "path, env_id", [(ATARI, "Breakout"), (LSTM, "Breakout"), (LSTM, "CartPole-v1")], ids=["atari", "lstm", "vectors"]
+)
+def test_videos_of_games(path, env_id):
+    flags = f"--env-id {env_id} --env-backend gymnasium --no-cuda --capture-video --eval-episodes 1 --no-compile"
+    flags += " --num-envs 2 --num-minibatches 2 --num-steps 256 --total-timesteps 512"
+    done = script(*flags.split(), path=path, env=os.environ | {"SDL_VIDEODRIVER": "dummy"})
     assert done.returncode == 0, done.stdout + done.stderr
     for folder in ("videos", "eval_videos"):
         assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
@@ -645,13 +681,14 @@ def test_track_works_offline():
 ALONE = {
     SCRIPT: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 2",
     ATARI: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 1 --num-envs 2 --no-cuda",
+    LSTM: "--total-timesteps 4096 --num-steps 512 --num-minibatches 2 --update-epochs 1 --num-envs 2 --no-cuda",
 }
 scripts = pytest.mark.parametrize("path", ALONE, ids=[path.stem for path in ALONE])
 
 
 @scripts
 def test_script_runs_alone_in_an_empty_directory(path, tmp_path):
-    if path == ATARI:
+    if path != SCRIPT:
         pytest.importorskip("envpool")
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -679,7 +716,7 @@ def test_help_shows_every_flag(path):
     done = script("--help", path=path)
     assert done.returncode == 0
     shown = set(re.findall(r"--[a-z][a-z0-9-]*", done.stdout))
-    args = {SCRIPT: ppo, ATARI: ppo_atari}[path].Args()
+    args = {SCRIPT: ppo, ATARI: ppo_atari, LSTM: ppo_lstm}[path].Args()
     assert [name for name in vars(args) if f"--{name.replace('_', '-')}" not in shown] == []
 
 
