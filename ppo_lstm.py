@@ -205,8 +205,7 @@ def check_args(args: Args) -> None:
             sys.exit(f"error: --{name.replace('_', '-')} ({value}) must be {bound}")
     if args.env_backend not in ("envpool", "gymnasium"):
         sys.exit(f"error: --env-backend ({args.env_backend}) must be one of envpool, gymnasium")
-    if not game_name(args.env_id):  # stops if there is no such environment
-        args.env_backend = "gymnasium"
+    args.env_backend = args.env_backend if game_name(args.env_id) else "gymnasium"  # stops if there is no such one
     if args.env_backend == "envpool" and (args.noop_max < 1 or args.frame_skip < 2):
         given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
         sys.exit(f"error: {given} need --env-backend gymnasium: EnvPool takes at least 1 and 2")
@@ -629,8 +628,7 @@ def split_episodes(valid: torch.Tensor, env_inds: torch.Tensor, state: torch.Ten
     place = torch.arange(T).repeat(len(env_inds)) - first[sequence]  # (M,) steps since the start of the sequence
     mb_inds = (torch.arange(T) * N + env_inds[:, None]).flatten()  # (M,)
     state = state[:, env_inds[env]] * (first == 0).to(state.device)[:, None]  # [L05] rebuilt from before the rollout
-    padded_inds = place * len(first) + sequence  # (M,)
-    return mb_inds.to(state.device), padded_inds.to(state.device), int(place.max()) + 1, state
+    return mb_inds.to(state.device), (place * len(first) + sequence).to(state.device), int(place.max()) + 1, state
 
 
 def update(parts, agent: Agent, adam: dict, batch: dict, mb_inds, padded_inds, L, state, lr, clip_coef, args: Args):
@@ -638,6 +636,8 @@ def update(parts, agent: Agent, adam: dict, batch: dict, mb_inds, padded_inds, L
 
     --compile makes graphs of `parts`, not of the LSTM, whose S and L vary; `lr` and `clip_coef` are () tensors for it.
     """
+    if args.compile:
+        torch.compiler.cudagraph_mark_step_begin()  # lest one graph overwrites what another has returned
     encode, evaluate_actions, ppo_loss, adam_step = parts
     mb = {name: b[mb_inds] for name, b in batch.items()}
     features = encode(agent, mb["obs"])  # (M, F)
@@ -902,7 +902,7 @@ def train(args: Args) -> dict:
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}  # (T, N, ...) to (B, ...)
         for epoch in range(args.update_epochs):
             env_inds = torch.randperm(N)  # [C06] every sample once an epoch, [L04] in sequences of whole environments
-            for i, mb_envs in enumerate(env_inds.split(N // args.num_minibatches)):
+            for i, mb_envs in enumerate(env_inds.split(args.minibatch_size // T)):
                 sequences = split_episodes(torch.from_numpy(valid & args.lstm), mb_envs, initial_state)
                 metrics[epoch, i] = update(parts, agent, adam, batch, *sequences, lr, clip_coef, args)
             if args.target_kl is not None and metrics[epoch, :, 4].mean() > args.target_kl:  # [X03] early stop on KL

@@ -55,7 +55,7 @@ def main() -> None:
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args()
-    args = ppo_lstm.Args(bf16=options.bf16)
+    args = ppo_lstm.Args(bf16=options.bf16, compile=not options.no_compile)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
     batch, valid, state = rollout(args, options.vectors, device)
@@ -67,7 +67,7 @@ def main() -> None:
     adam = {name: tensor.to(device) for name, tensor in adam.items()}
     optimizer = torch.optim.Adam(theirs.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     parts = [ppo_lstm.Agent.encode, ppo_lstm.Agent.evaluate_actions, ppo_lstm.ppo_loss, ppo_lstm.adam_step]
-    if not options.no_compile:
+    if args.compile:
         parts = [ppo_lstm.compiled(part, device, [*adam.values(), *ours.parameters()]) for part in parts]
     lr, clip_coef = torch.tensor(args.learning_rate, device=device), torch.tensor(args.clip_coef, device=device)
 

@@ -25,6 +25,11 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "ppo_continuous_mujoco": ("published recipe (default)", "#1f77b4"),
     "no_bootstrap": ("published recipe, time limits as ends", "#8c8c8c"),
     "strong": ("strong recipe", "#d62728"),
+    "memory": ("LSTM, velocities hidden", "#d62728"),
+    "no_memory": ("the same, forgetting after every step", "#8c8c8c"),
+    "lstm_1M": ("LSTM, one frame", "#d62728"),
+    "four_frames_1M": ("no memory, four frames (ppo_atari.py)", "#1f77b4"),
+    "ppo_lstm": ("LSTM, one frame (default)", "#d62728"),
 }
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
@@ -186,6 +191,20 @@ def speed_section() -> str:
     return "\n\n".join([table(head, rows, left=3), rule, " ".join(sorted(setups))])
 
 
+def updates_section() -> str:
+    """One row for each file of results/updates/: medians over the repetitions."""
+    rows, setups = [], set()
+    for path in sorted((HERE / "results" / "updates").glob("*.csv")):
+        facts, data = read_csv(path)
+        ratio = data["peer_ms"] / data["ours_ms"]
+        times = [f"{np.median(data[name]):.1f}" for name in ("ours_ms", "peer_ms")]
+        spread = f"{np.median(ratio):.1f} ({ratio.min():.1f} to {ratio.max():.1f})"
+        rows.append([facts["update"], facts["device"], facts["threads"], *times, spread])
+        setups.add(f"Commit {facts['commit']} on {facts['hardware']}; {facts['versions']}.")
+    head = ["update of ppo_lstm.py", "device", "threads", "ms", "CleanRL's ms", "ratio (range)"]
+    return "\n\n".join([table(head, rows, left=2), " ".join(sorted(setups))])
+
+
 def draw(suite: str) -> None:
     """figures/<suite>.png: mean and 95% interval over seeds, one panel for each environment."""
     import matplotlib
@@ -284,6 +303,8 @@ def main() -> None:
     sections = {suite: suite_section(suite) for suite in suites}
     if list(HERE.glob("results/speed/*.csv")):
         sections["speed"] = speed_section()
+    if list(HERE.glob("results/updates/*.csv")):
+        sections["updates"] = updates_section()
     sections["flags"] = flags_table()
 
     old = README.read_text() if options.write or options.check else ""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ppo_atari as ppo
+import ppo_lstm
 
 
 class Game(gym.Env):
@@ -349,7 +350,7 @@ def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
 @pytest.fixture
 def recorded(monkeypatch):
     """What every step of the training environments returned: a list of (reward, terminated, truncated, infos)."""
-    steps, make_envs = [], ppo.make_envs
+    steps, make_envs = [], ppo.make_envs  # of ppo_lstm.py the same text
 
     def make_recorded(*args):
         envs = make_envs(*args)
@@ -363,7 +364,8 @@ def recorded(monkeypatch):
         envs.step = recorded_step
         return envs
 
-    monkeypatch.setattr(ppo, "make_envs", make_recorded)
+    for module in (ppo, ppo_lstm):
+        monkeypatch.setattr(module, "make_envs", make_recorded)
     return steps
 
 
@@ -372,15 +374,17 @@ backends = pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
 
 @backends
 @pytest.mark.parametrize("limit", [27_000, 60])
+@pytest.mark.parametrize("module", [ppo, ppo_lstm])
 def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
-    env_backend, limit, recorded, run_atari, read_episodes, spy
+    module, env_backend, limit, recorded, run_atari, run_lstm, read_episodes, spy
 ):
     """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
+    updates, gae_calls = spy(module, "update"), spy(module, "gae")
     size = {"num_steps": 128, "total_timesteps": 128 * 2 * 4, "num_minibatches": 1, "update_epochs": 1}
-    result = run_atari(env_backend=env_backend, max_episode_steps=limit, **size)
+    run = {ppo: run_atari, ppo_lstm: run_lstm}[module]
+    result = run(env_id="Breakout", num_envs=2, env_backend=env_backend, max_episode_steps=limit, **size)
     expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
     for reward, terminated, truncated, infos in recorded:
         step += reset.count(False)
@@ -403,7 +407,8 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     terminations, dones = (np.concatenate([call[0][i] for call in gae_calls]) for i in (3, 4))
     cut = sum(truncated.sum() for _, _, truncated, _ in recorded)
     assert dones.sum() - terminations.sum() == cut and (cut > 3) == (limit == 60)
-    valid = np.concatenate([call[0][2]["valid"].reshape(128, 2) for call in updates])
+    batches = [next(a for a in call[0] if isinstance(a, dict) and "valid" in a) for call in updates]
+    valid = np.concatenate([batch["valid"].reshape(128, 2) for batch in batches])
     assert (valid[1:] == 1 - dones[:-1]).all() and valid[0].all() and valid.sum() == step
 
 
