@@ -405,7 +405,7 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     assert lives_lost > (len(expected) if limit == 27_000 else 5)
     # a lost life cuts the bootstrap, a time limit only the trace
     terminations, dones = (np.concatenate([call[0][i] for call in gae_calls]) for i in (3, 4))
-    cut = sum(truncated.sum() for _, _, truncated, _ in recorded)
+    cut = sum((truncated & ~terminated).sum() for _, terminated, truncated, _ in recorded)
     assert dones.sum() - terminations.sum() == cut and (cut > 3) == (limit == 60)
     batches = [next(a for a in call[0] if isinstance(a, dict) and "valid" in a) for call in updates]
     valid = np.concatenate([batch["valid"].reshape(128, 2) for batch in batches])
