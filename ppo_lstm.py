@@ -16,7 +16,7 @@
 """Recurrent PPO for Atari games and for vector observations, in one file: read it as a patch of ppo_atari.py.
 
 Run:    uv run ppo_lstm.py --env-id Breakout-v5
-        uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity
+        uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --no-clip-vloss --vf-coef 0.001 --total-timesteps 500000
 Look:   tensorboard --logdir runs
 Read:   `Args`, then `train` from top to bottom; `[C05]`, `[A03]`, ... name the implementation details of
         "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
