@@ -508,7 +508,7 @@ def test_forward_is_the_network_by_hand(tiny_atari):
     x = obs.float() / 255
     for conv, stride in ((conv1, 4), (conv2, 2), (conv3, 1)):
         x = torch.nn.functional.conv2d(x, conv.weight, conv.bias, stride).relu()
-    hidden = (x.flatten(1) @ linear.weight.T + linear.bias).relu()
+    hidden = (x.permute(0, 2, 3, 1).flatten(1) @ linear.weight.T + linear.bias).relu()
     logits, value = agent(obs)
     torch.testing.assert_close(logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4)
