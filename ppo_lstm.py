@@ -494,6 +494,13 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Modul
     return layer
 
 
+class FlattenChannelsLast(nn.Module):
+    """(n, C, H, W) to (n, H * W * C), the order of openai/baselines: no copy if the channels are last in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+
 class Agent(nn.Module):
     """Policy over A actions and value function on (n, C, 84, 84) uint8 or vectors (n, O), with a state (2, n, H)."""
 
@@ -505,7 +512,7 @@ class Agent(nn.Module):
             layers += [nn.Conv2d(64, 64, 3, stride=1), nn.Linear(64 * 7 * 7, 512)]
             conv1, conv2, conv3, linear = [layer_init(layer, 2**0.5, args) for layer in layers]
             relu = nn.ReLU()
-            return nn.Sequential(conv1, relu, conv2, relu, conv3, relu, nn.Flatten(), linear, relu)
+            return nn.Sequential(conv1, relu, conv2, relu, conv3, relu, FlattenChannelsLast(), linear, relu)
 
         def mlp() -> nn.Sequential:
             linear1, linear2 = [layer_init(nn.Linear(size, 64), 2**0.5, args) for size in (obs_shape[0], 64)]
@@ -805,9 +812,8 @@ def train(args: Args) -> dict:
 
     # Storage of one rollout: T = num_steps, N = num_envs, C = frame_stack, B = T * N
     T, N = args.num_steps, args.num_envs
-    obs_shape = envs.single_observation_space.shape
-    obs_type = getattr(torch, envs.single_observation_space.dtype.name)
-    obs = torch.zeros((T + 1, N, *obs_shape), dtype=obs_type, device=device)  # (T + 1, N, C, 84, 84) or (T + 1, N, O)
+    space = envs.single_observation_space
+    obs = torch.from_numpy(np.zeros((T + 1, N, *space.shape), space.dtype)).to(device)  # (T + 1, N, C, 84, 84) or O
     actions = torch.zeros((T, N), dtype=torch.long, device=device)  # (T, N)
     logprobs, values = torch.zeros((T, N), device=device), torch.zeros((T + 1, N), device=device)  # row T follows
     rewards = np.zeros((T, N), np.float32)  # (T, N) signs if clip_reward
