@@ -734,9 +734,9 @@ def train(args: Args) -> dict:
 
     # Storage of one rollout: T = num_steps, N = num_envs, C = frame_stack, B = T * N
     T, N = args.num_steps, args.num_envs
-    C, height, width = envs.single_observation_space.shape
-    obs = torch.zeros((T + 1, N, height, width, C), dtype=torch.uint8, device=device)  # channels last in memory, too
-    obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84)
+    space = envs.single_observation_space
+    obs = torch.zeros((T + 1, N, *space.shape), dtype=torch.uint8, device=device)  # (T + 1, N, C, 84, 84)
+    obs = obs.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, (T + 1, N))  # in memory (.., 84, 84, C)
     actions = torch.zeros((T, N), dtype=torch.long, device=device)  # (T, N)
     logprobs, values = torch.zeros((T, N), device=device), torch.zeros((T + 1, N), device=device)  # row T follows
     rewards = np.zeros((T, N), np.float32)  # (T, N) signs if clip_reward
