@@ -25,6 +25,10 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "ppo_continuous_mujoco": ("published recipe (default)", "#1f77b4"),
     "no_bootstrap": ("published recipe, time limits as ends", "#8c8c8c"),
     "strong": ("strong recipe", "#d62728"),
+    "ppo_atari": ("published recipe (default)", "#1f77b4"),
+    "ppo_atari_1M": ("published recipe over 1M steps", "#1f77b4"),
+    "bf16": ("published recipe, bfloat16", "#d62728"),
+    "fast": ("\"Pong in 5 minutes\"", "#2ca02c"),
 }
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
@@ -157,7 +161,7 @@ def suite_section(suite: str) -> str:
     facts = [facts for recipes in results.values() for runs in recipes.values() for facts, _ in runs]
     setups = Counter(f"{f['hardware']}; {f['versions']}; commit {f['commit']}" for f in facts)
     lines = [f"{n} runs on {setup}." for setup, n in sorted(setups.items(), key=lambda item: (-item[1], item[0]))]
-    parts.append("One thread for each run. " + " ".join(lines))
+    parts.append(" ".join(lines))
     if (HERE / "figures" / f"{suite}.png").exists():
         parts.append(f"![Learning curves](benchmark/figures/{suite}.png)")
     return "\n\n".join(parts)
