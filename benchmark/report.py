@@ -162,7 +162,7 @@ def suite_section(suite: str) -> str:
     facts = [facts for recipes in results.values() for runs in recipes.values() for facts, _ in runs]
     setups = Counter(f"{f['hardware']}; {f['versions']}; commit {f['commit']}" for f in facts)
     lines = [f"{n} runs on {setup}." for setup, n in sorted(setups.items(), key=lambda item: (-item[1], item[0]))]
-    parts.append("One thread for each run. " + " ".join(lines))
+    parts.append(" ".join(lines))
     if (HERE / "figures" / f"{suite}.png").exists():
         parts.append(f"![Learning curves](benchmark/figures/{suite}.png)")
     return "\n\n".join(parts)
