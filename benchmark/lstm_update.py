@@ -32,9 +32,13 @@ def cleanrl_agent(ours: ppo_lstm.Agent, vectors: bool) -> torch.nn.Module:
     sys.modules["cleanrl_utils.atari_wrappers"] = SimpleNamespace(**dict.fromkeys(unused.split()))
     script = runpy.run_path(os.environ["CLEANRL_SCRIPT"])
     theirs = script["Agent"](SimpleNamespace(single_action_space=SimpleNamespace(n=ours.actor.out_features)))
+    weights = ours.state_dict()
     if vectors:
         theirs.network, theirs.lstm = copy.deepcopy(ours.network), torch.nn.LSTM(ours.lstm.input_size, 128)
-    theirs.load_state_dict(ours.state_dict())
+    else:  # it flattens the features with the channels first
+        columns = weights["network.7.weight"].unflatten(1, (7, 7, 64))
+        weights["network.7.weight"] = columns.permute(0, 3, 1, 2).flatten(1)
+    theirs.load_state_dict(weights)
     return theirs
 
 
