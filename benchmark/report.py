@@ -28,7 +28,7 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "ppo_atari": ("published recipe (default)", "#1f77b4"),
     "ppo_atari_1M": ("published recipe over 1M steps", "#1f77b4"),
     "bf16": ("published recipe, bfloat16", "#d62728"),
-    "fast": ("\"Pong in 5 minutes\"", "#2ca02c"),
+    "fast": ('"Pong in 5 minutes"', "#2ca02c"),
 }
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
