@@ -16,7 +16,6 @@
 """Recurrent PPO for Atari games and for vector observations, in one file: read it as a patch of ppo_atari.py.
 
 Run:    uv run ppo_lstm.py --env-id Breakout-v5
-        uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --no-clip-vloss --vf-coef 0.001 --total-timesteps 500000
 Look:   tensorboard --logdir runs
 Read:   `Args`, then `train` from top to bottom; `[C05]`, `[A03]`, ... name the implementation details of
         "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
@@ -248,8 +247,8 @@ class VectorObservation(gym.Wrapper):
         box, discrete = env.observation_space, env.action_space
         if not isinstance(box, gym.spaces.Box) or len(box.shape) != 1 or not isinstance(discrete, gym.spaces.Discrete):
             sys.exit(f"error: --env-id ({args.env_id}) has {box}, {discrete}; this script needs a vector and Discrete")
-        self.seen = np.ones(box.shape, box.dtype)
-        self.seen[self.velocities[args.env_id.split("-v")[0]] if args.mask_velocity else []] = 0
+        hidden = self.velocities.get(args.env_id.split("-v")[0], []) * args.mask_velocity
+        self.seen = ~np.isin(np.arange(len(box.low)), hidden)
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -787,8 +786,7 @@ def train(args: Args) -> dict:
     """Train, or only play with args.evaluate; returns the run directory, counters and returns."""
     # -- set-up --
     check_args(args)
-    if not game_name(args.env_id):
-        torch.set_num_threads(1)  # small networks are slower on more
+    torch.set_num_threads(torch.get_num_threads() if game_name(args.env_id) else 1)  # a small network is slower on more
     if args.evaluate:
         return {"run_dir": args.evaluate, "eval_returns": evaluate(args, Path(args.evaluate))}
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -899,9 +897,9 @@ def train(args: Args) -> dict:
 
         # -- update --
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
+            written = [*adam.values(), *agent.parameters()]
             parts = [Agent.encode, Agent.evaluate_actions, ppo_loss, adam_step]
-            if args.compile and compiled(update, device, []) is not update:  # there is a compiler
-                parts = [compiled(part, device, [*adam.values(), *agent.parameters()]) for part in parts]
+            parts = [compiled(part, device, written) if args.compile else part for part in parts]
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         for name, array in {"advantages": advantages, "returns": returns, "valid": valid.astype(np.float32)}.items():
             batch[name] = torch.from_numpy(array).to(device)
