@@ -514,19 +514,19 @@ def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: 
     return torch.cat([stats, grad_norm.detach()[None]])
 
 
-def compiled(function, device: torch.device, written: list[torch.Tensor]):
-    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler.
+def compiled(functions: list, device: torch.device, written: list[torch.Tensor]) -> list:
+    """Each function as one graph of static shape, with CUDA graphs on a GPU; as it is if there is no C++ compiler.
 
-    `written` are the tensors that it changes besides parameters: CUDA graphs need them at a fixed address.
+    `written` are the tensors that they change besides those of a module: CUDA graphs need them at a fixed address.
     """
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
-        return function
+        return functions
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     for tensor in written:
         torch._dynamo.mark_static_address(tensor)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return [torch.compile(function, fullgraph=True, dynamic=False, options=options) for function in functions]
 
 
 # -- checkpoint, evaluation, provenance --
@@ -745,7 +745,7 @@ def train(args: Args) -> dict:
         # -- update --
         update_start = time.time()
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            update_step = compiled(update, device, [*adam.values()]) if args.compile else update
+            [update_step] = compiled([update], device, [*adam.values()]) if args.compile else [update]
         t_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, O)
         batch = {"obs": t_obs[:T].flatten(0, 1), "actions": torch.from_numpy(actions).to(device).flatten(0, 1)}
         batch["valid"] = torch.from_numpy(valid).to(device).flatten().float()  # (B,)

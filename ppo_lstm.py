@@ -656,19 +656,19 @@ def update(parts, agent: Agent, adam: dict, batch: dict, mb_inds, padded_inds, L
     return torch.cat([stats, grad_norm.detach()[None]])
 
 
-def compiled(function, device: torch.device, written: list[torch.Tensor]):
-    """`function` as one graph of static shape, with CUDA graphs on a GPU; itself if there is no C++ compiler.
+def compiled(functions: list, device: torch.device, written: list[torch.Tensor]) -> list:
+    """Each function as one graph of static shape, with CUDA graphs on a GPU; as it is if there is no C++ compiler.
 
-    `written` are the tensors that it changes besides parameters: CUDA graphs need them at a fixed address.
+    `written` are the tensors that they change besides those of a module: CUDA graphs need them at a fixed address.
     """
     if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
         print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
-        return function
+        return functions
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     for tensor in written:
         torch._dynamo.mark_static_address(tensor)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    return [torch.compile(function, fullgraph=True, dynamic=False, options=options) for function in functions]
 
 
 # -- checkpoint, evaluation, provenance --
@@ -858,29 +858,29 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         initial_state = lstm_state  # (2, N, H)
         noise = -torch.empty(T, N, num_actions).exponential_().log().to(device)  # (T, N, A) Gumbel
-        for t in range(T):  # [C01] vectorized architecture: N environments, segments of fixed length
-            obs[t], valid[t] = torch.from_numpy(next_obs), next_valid
-            with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # keeps --bf16's weights from step to step
+            for t in range(T):  # [C01] vectorized architecture: N environments, segments of fixed length
+                obs[t], valid[t] = torch.from_numpy(next_obs), next_valid
                 actions[t], logprobs[t], values[t], lstm_state = agent.act(obs[t], lstm_state, noise[t])
-            # [L03] reset at episode ends: after the reset row, so that its observation never enters the new episode
-            lstm_state = lstm_state * torch.from_numpy(next_valid & args.lstm).to(device)[:, None]
-            env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
-            next_obs, reward, terminated, truncated, infos = envs.step(env_action)
-            done = terminated | truncated
-            rewards[t], terminations[t], dones[t] = reward, terminated, done
+                # [L03] reset at episode ends: after the reset row, so that its observation never enters the new episode
+                lstm_state = lstm_state * torch.from_numpy(next_valid & args.lstm).to(device)[:, None]
+                env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
+                next_obs, reward, terminated, truncated, infos = envs.step(env_action)
+                done = terminated | truncated
+                rewards[t], terminations[t], dones[t] = reward, terminated, done
 
-            global_step += int(np.count_nonzero(next_valid))  # real transitions only
-            episodic_return += infos["reward"]  # before clipping, over all lives
-            episodic_length += next_valid
-            next_valid = ~done  # [S02] the row after an end only resets; the observation before it starts nothing
+                global_step += int(np.count_nonzero(next_valid))  # real transitions only
+                episodic_return += infos["reward"]  # before clipping, over all lives
+                episodic_length += next_valid
+                next_valid = ~done  # [S02] the row after an end only resets; the observation before it starts nothing
 
-            for n in np.flatnonzero(infos["terminated"] | truncated):
-                recent_returns.append(float(episodic_return[n]))
-                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                at = f"{time.time() - start_time:.2f}"
-                episodes.write(f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at}\n")
-                episodic_return[n] = episodic_length[n] = 0
+                for n in np.flatnonzero(infos["terminated"] | truncated):
+                    recent_returns.append(float(episodic_return[n]))
+                    writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
+                    writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
+                    at = f"{time.time() - start_time:.2f}"
+                    episodes.write(f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at}\n")
+                    episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
         if not args.bootstrap_truncation:
             terminations[:] = dones  # baselines: a time limit ends the episode like a failure
@@ -897,9 +897,8 @@ def train(args: Args) -> dict:
 
         # -- update --
         if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            written = [*adam.values(), *agent.parameters()]
             parts = [Agent.encode, Agent.evaluate_actions, ppo_loss, adam_step]
-            parts = [compiled(part, device, written) if args.compile else part for part in parts]
+            parts = compiled(parts, device, [*adam.values(), *agent.parameters()]) if args.compile else parts
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         for name, array in {"advantages": advantages, "returns": returns, "valid": valid.astype(np.float32)}.items():
             batch[name] = torch.from_numpy(array).to(device)

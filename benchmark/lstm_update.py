@@ -72,7 +72,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(theirs.parameters(), lr=args.learning_rate, eps=args.adam_eps)
     parts = [ppo_lstm.Agent.encode, ppo_lstm.Agent.evaluate_actions, ppo_lstm.ppo_loss, ppo_lstm.adam_step]
     if args.compile:
-        parts = [ppo_lstm.compiled(part, device, [*adam.values(), *ours.parameters()]) for part in parts]
+        parts = ppo_lstm.compiled(parts, device, [*adam.values(), *ours.parameters()])
     lr, clip_coef = torch.tensor(args.learning_rate, device=device), torch.tensor(args.clip_coef, device=device)
 
     def our_update(envs: torch.Tensor) -> torch.Tensor:

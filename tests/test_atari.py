@@ -625,7 +625,7 @@ def test_compiled_and_eager_updates_agree(bf16, tolerance, share, tiny_atari):
     num_params = sum(p.numel() for p in eager.parameters())
     adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
     fast, fast_adam = copy.deepcopy((eager, adam))
-    compiled = ppo.compiled(ppo.update, torch.device("cpu"), [])
+    [compiled] = ppo.compiled([ppo.update], torch.device("cpu"), [])
     assert compiled is not ppo.update
     flat = lambda agent: torch.cat([p.detach().flatten() for p in agent.parameters()])  # noqa: E731
     lr, clip_coef = torch.tensor(2.5e-4), torch.tensor(0.1)

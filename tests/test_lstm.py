@@ -480,7 +480,7 @@ def test_compiled_and_eager_updates_agree(obs_shape, tiny_lstm):
     adam = {name: tensor.to(device) for name, tensor in adam.items()}
     fast, fast_adam = copy.deepcopy((eager, adam))
     parts = [ppo.Agent.encode, ppo.Agent.evaluate_actions, ppo.ppo_loss, ppo.adam_step]
-    compiled = [ppo.compiled(part, device, [*fast_adam.values(), *fast.parameters()]) for part in parts]
+    compiled = ppo.compiled(parts, device, [*fast_adam.values(), *fast.parameters()])
     assert all(one is not other for one, other in zip(parts, compiled))
     flat = lambda agent: torch.cat([p.detach().flatten() for p in agent.parameters()])  # noqa: E731
     lr, clip_coef = torch.tensor(2.5e-4, device=device), torch.tensor(0.1, device=device)
