@@ -361,7 +361,7 @@ class FrameStack(gym.Wrapper):
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game with the wrappers of baselines/common/atari_wrappers.py, in their order; RGB videos with `video_dir`."""
+    """One environment: games with the wrappers of atari_wrappers.py in their order; RGB videos with `video_dir`."""
     config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
     config |= {"full_action_space": args.full_action_space, "render_mode": "rgb_array" if video_dir else None}
     config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip, "disable_env_checker": True}
@@ -378,7 +378,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """`num_envs` games behind Gymnasium's vector interface, observations (N, frame_stack, 84, 84) uint8.
+    """`num_envs` environments behind Gymnasium's vector interface; games observe (N, frame_stack, 84, 84) uint8.
 
     Both backends reset in the step after the one that ends an episode (NEXT_STEP): that step ignores its action and
     gives no reward to learn from, see [S02]. In each step's infos "reward" is the reward before [A06] and "terminated"
@@ -420,8 +420,8 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> list[dict] | None:
     """The exact state of the games of backend gymnasium, after writing `states` into them if given.
 
-    Returns None where the state cannot be had: EnvPool, and sticky actions, because the emulator keeps the action that
-    it may repeat to itself.
+    Returns None where the state cannot be had, such as EnvPool's, or with sticky actions, because the emulator keeps
+    the action that it may repeat to itself.
     """
     result = []
     for i, env in enumerate(getattr(envs, "envs", [])):
@@ -555,7 +555,7 @@ def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Arg
     """Clip the gradients and make one step of Adam (arXiv:1412.6980, algorithm 1); returns the gradient norm ().
 
     What clip_grad_norm_ and torch.optim.Adam compute, but on one flat vector (P,) and without Python-side state, so
-    that it compiles into the same graph as the loss: 160 us for a whole update of 64x64 networks instead of 400.
+    that it compiles: with the loss, a whole update of 64x64 networks takes 160 us instead of 400.
     """
     grad = torch.cat([g.flatten() for g in grads])  # (P,)
     grad_norm = grad.norm()

@@ -74,7 +74,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"
-    """Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4 are the same; or a Gymnasium id of vectors"""
+    """the game: Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4 are one; or an id with vectors"""
     total_timesteps: int = 10_000_000
     """environment steps in all, with those that only reset; a last partial batch is not collected"""
     learning_rate: float = 2.5e-4
@@ -208,7 +208,7 @@ def check_args(args: Args) -> None:
     if args.env_backend == "envpool" and (args.noop_max < 1 or args.frame_skip < 2):
         given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
         sys.exit(f"error: {given} need --env-backend gymnasium: EnvPool takes at least 1 and 2")
-    if args.mask_velocity and args.env_id.split("-v")[0] not in VectorObservation.velocities:
+    if args.mask_velocity and re.sub(r"-v\d+$", "", args.env_id) not in VectorObservation.velocities:
         sys.exit(f"error: --mask-velocity knows {', '.join(VectorObservation.velocities)}, not {args.env_id}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     if args.num_envs % args.num_minibatches:
@@ -247,11 +247,11 @@ class VectorObservation(gym.Wrapper):
         box, discrete = env.observation_space, env.action_space
         if not isinstance(box, gym.spaces.Box) or len(box.shape) != 1 or not isinstance(discrete, gym.spaces.Discrete):
             sys.exit(f"error: --env-id ({args.env_id}) has {box}, {discrete}; this script needs a vector and Discrete")
-        hidden = self.velocities.get(args.env_id.split("-v")[0], []) * args.mask_velocity
+        hidden = self.velocities.get(re.sub(r"-v\d+$", "", args.env_id), []) * args.mask_velocity
         self.seen = ~np.isin(np.arange(len(box.low)), hidden)
 
     def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
         info |= {"reward": float(reward), "terminated": bool(terminated), "lives": 0}
         return obs * self.seen, reward, terminated, truncated, info
 
@@ -389,7 +389,7 @@ class FrameStack(gym.Wrapper):
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game with the wrappers of baselines/common/atari_wrappers.py, in their order; RGB videos with `video_dir`."""
+    """One environment: games with the wrappers of atari_wrappers.py in their order; RGB videos with `video_dir`."""
     if not game_name(args.env_id):
         try:
             env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None, disable_env_checker=True)
@@ -413,7 +413,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """`num_envs` games behind Gymnasium's vector interface, observations (N, frame_stack, 84, 84) uint8.
+    """`num_envs` environments behind Gymnasium's vector interface; games observe (N, frame_stack, 84, 84) uint8.
 
     Both backends reset in the step after the one that ends an episode (NEXT_STEP): that step ignores its action and
     gives no reward to learn from, see [S02]. In each step's infos "reward" is the reward before [A06] and "terminated"
@@ -455,13 +455,13 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> list[dict] | None:
     """The exact state of the games of backend gymnasium, after writing `states` into them if given.
 
-    Returns None where the state cannot be had: EnvPool, and sticky actions, because the emulator keeps the action that
-    it may repeat to itself.
+    Returns None where the state cannot be had, such as EnvPool's, or with sticky actions, because the emulator keeps
+    the action that it may repeat to itself.
     """
     result = []
     for i, env in enumerate(getattr(envs, "envs", [])):
         game, rng = env.unwrapped, env.unwrapped.np_random.bit_generator
-        if type(game).__module__.startswith("gymnasium.envs.classic_control"):
+        if type(game).__module__.startswith("gymnasium.envs.classic") and env.has_wrapper_attr("_elapsed_steps"):
             if states:
                 game.state, rng.state = states[i]["state"].numpy(), states[i]["rng"]
                 env.set_wrapper_attr("_elapsed_steps", states[i]["elapsed_steps"])
@@ -501,7 +501,7 @@ class FlattenChannelsLast(nn.Module):
 
 
 class Agent(nn.Module):
-    """Policy over A actions and value function on (n, C, 84, 84) uint8 or vectors (n, O), with a state (2, n, H)."""
+    """Policy over A actions and values on (n, C, 84, 84) uint8 or (n, O) and a state (2, n, H), which `act` renews."""
 
     def __init__(self, obs_shape: tuple[int, ...], num_actions: int, args: Args):
         super().__init__()
@@ -602,7 +602,7 @@ def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Arg
     """Clip the gradients and make one step of Adam (arXiv:1412.6980, algorithm 1); returns the gradient norm ().
 
     What clip_grad_norm_ and torch.optim.Adam compute, but on one flat vector (P,) and without Python-side state, so
-    that it compiles into the same graph as the loss: 160 us for a whole update of 64x64 networks instead of 400.
+    that it compiles: with the loss, a whole update of 64x64 networks takes 160 us instead of 400.
     """
     grad = torch.cat([g.flatten() for g in grads])  # (P,)
     grad_norm = grad.norm()
@@ -640,7 +640,7 @@ def split_episodes(valid: torch.Tensor, env_inds: torch.Tensor, state: torch.Ten
 def update(parts, agent: Agent, adam: dict, batch: dict, mb_inds, padded_inds, L, state, lr, clip_coef, args: Args):
     """One optimizer step on the samples `mb_inds` (M,); returns ppo_loss's diagnostics and the gradient norm (7,).
 
-    --compile makes graphs of `parts`, not of the LSTM, whose S and L vary; `lr` and `clip_coef` are () tensors for it.
+    From `mb_inds` to `state` they are split_episodes'. --compile makes graphs of `parts`, not of the LSTM (S, L vary).
     """
     if args.compile:
         torch.compiler.cudagraph_mark_step_begin()  # lest one graph overwrites what another has returned
@@ -772,7 +772,8 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         with torch.no_grad():
             action, _, _, lstm_state = agent.act(torch.from_numpy(obs).to(device), lstm_state, noise.to(device))
         obs, reward, terminated, truncated, infos = envs.step(action.cpu().numpy().astype(np.int32))
-        lost, lives = (infos["lives"] < lives) & args.episodic_life, infos["lives"]  # reset then, as in training
+        lost = (0 < infos["lives"]) & (infos["lives"] < lives) & args.episodic_life  # which empties the memory too
+        lives = infos["lives"]
         lstm_state = lstm_state * torch.from_numpy(~lost & args.lstm).to(device)[:, None]
         returns += reward * playing
         playing &= ~(terminated | truncated)
@@ -888,7 +889,7 @@ def train(args: Args) -> dict:
         # -- advantages --
         update_start = time.time()
         with torch.no_grad():
-            values[T] = agent.act(obs[T], lstm_state, noise[0])[2]
+            values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # of which the action is not used
         np_values = values.cpu().numpy()  # (T + 1, N) CPU-GPU sync
         # [S01] a time limit is no end: the row after it holds the state that it cut off, with its value
         next_values = np_values[1:]

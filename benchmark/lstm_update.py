@@ -62,6 +62,7 @@ def main() -> None:
     args = ppo_lstm.Args(bf16=options.bf16, compile=not options.no_compile)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(1)
+    torch.set_num_threads(1 if options.vectors else torch.get_num_threads())  # as in the script
     batch, valid, state = rollout(args, options.vectors, device)
     ours = ppo_lstm.Agent((4,) if options.vectors else (1, 84, 84), 4, args)
     theirs = cleanrl_agent(ours, options.vectors).to(device)
@@ -73,6 +74,7 @@ def main() -> None:
     parts = [ppo_lstm.Agent.encode, ppo_lstm.Agent.evaluate_actions, ppo_lstm.ppo_loss, ppo_lstm.adam_step]
     if args.compile:
         parts = ppo_lstm.compiled(parts, device, [*adam.values(), *ours.parameters()])
+    their_obs = batch["obs"].float() * (255 if options.vectors else 1)  # as it stores them; it divides by 255
     lr, clip_coef = torch.tensor(args.learning_rate, device=device), torch.tensor(args.clip_coef, device=device)
 
     def our_update(envs: torch.Tensor) -> torch.Tensor:
@@ -84,10 +86,9 @@ def main() -> None:
         mb_inds = (torch.arange(T)[:, None] * N + envs).flatten().to(device)  # time first
         dones = torch.zeros(T, len(envs), device=device)
         dones[1:] = 1 - batch["valid"].view(T, N)[:-1, envs]  # where our state starts anew
-        mb = {name: b[mb_inds] for name, b in batch.items()}
-        obs = mb["obs"].float() * (255 if options.vectors else 1)  # it divides by 255
+        mb = {name: b[mb_inds] for name, b in batch.items() if name != "obs"}
         first = (state[:1, envs], state[1:, envs])
-        _, *new, value, _ = theirs.get_action_and_value(obs, first, dones.flatten(), mb["actions"])
+        _, *new, value, _ = theirs.get_action_and_value(their_obs[mb_inds], first, dones.flatten(), mb["actions"])
         loss, stats = ppo_lstm.ppo_loss(*new, value.flatten(), mb, clip_coef, args)
         stats[5].item()  # its clip fraction
         optimizer.zero_grad()

@@ -35,6 +35,7 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "four_frames_1M": ("no memory, four frames (ppo_atari.py)", "#1f77b4"),
     "ppo_lstm": ("LSTM, one frame (default)", "#d62728"),
 }
+SCRIPTS = ["ppo_continuous_mujoco", "ppo_atari", "ppo_lstm"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
 
@@ -264,7 +265,7 @@ def flags_of(script: Path) -> dict[str, tuple[str, str]]:
 
 def flags_table() -> str:
     """One row for each flag of any script, in the order of the scripts; a second line where the help differs."""
-    scripts = {script.stem: flags_of(script) for script in sorted(HERE.parent.glob("pp[og]_*.py"), reverse=True)}
+    scripts = {name: flags_of(HERE.parent / f"{name}.py") for name in SCRIPTS}
     order = []
     for flags in scripts.values():  # a new flag comes after the one before it
         at = 0
