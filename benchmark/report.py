@@ -282,17 +282,16 @@ def flags_table() -> str:
 
 
 def line_links(text: str) -> str:
-    """README.md with every `[script.py:line](...)` of the table of details at the line of that detail's marker."""
+    """README.md whose table of details names the line of each detail's marker in every script."""
 
-    def row(match: re.Match) -> str:
-        def link(found: re.Match) -> str:
-            lines = (HERE.parent / found[1]).read_text().splitlines()
-            line = next(i for i, code in enumerate(lines, 1) if re.search(rf"# .*(?<!see )\[{match[1]}\]", code))
-            return f"[{found[1]}:{line}]({found[1]}#L{line})"
+    def where(match: re.Match) -> str:
+        marker, links = re.compile(rf"# .*(?<!see )\[{match[2]}\]"), []
+        for name in SCRIPTS:
+            lines = (HERE.parent / f"{name}.py").read_text().splitlines()
+            links += [f"[{name}.py:{i}]({name}.py#L{i})" for i, line in enumerate(lines, 1) if marker.search(line)]
+        return f"{match[1]} {', '.join(links)} |"
 
-        return re.sub(r"\[(\w+\.py):\d+\]\(\w+\.py#L\d+\)", link, match[0])
-
-    return re.sub(r"(?m)^\| ([A-Z]\d\d) \|.*", row, text)
+    return re.sub(r"(?m)^(\| ([A-Z]\d\d) \|(?:[^|]*\|){2})[^|]*\|", where, text)
 
 
 def main() -> None:
