@@ -221,8 +221,8 @@ def draw(suite: str) -> None:
     if not results:
         return
     columns = min(3, len(results))
-    grid = (-(-len(results) // columns), columns)
-    fig, axes = plt.subplots(*grid, figsize=(4 * columns, 3.1 * grid[0] + 0.7), dpi=100, squeeze=False)
+    rows, width = -(-len(results) // columns), 3 + 3 * columns
+    fig, axes = plt.subplots(rows, columns, figsize=(width, 3.3 * rows + 0.6), dpi=100, squeeze=False)
     handles = {}
     for ax in axes.flat[len(results) :]:
         ax.axis("off")
@@ -243,8 +243,10 @@ def draw(suite: str) -> None:
         ax.grid(alpha=0.3)
     fig.supxlabel("environment steps (millions)", fontsize=12)
     fig.supylabel("mean return of the last 100 episodes", fontsize=12)
-    fig.legend(handles.values(), handles, loc="upper center", ncols=len(handles), fontsize=11, frameon=False)
-    fig.tight_layout(rect=(0, 0, 1, 1 - 0.35 / fig.get_figheight()))
+    legend = {"loc": "upper center", "ncols": min(len(handles), columns), "fontsize": 11, "frameon": False}
+    fig.legend(handles.values(), handles, **legend)
+    legend_rows = -(-len(handles) // legend["ncols"])
+    fig.tight_layout(rect=(0, 0, 1, 1 - (0.1 + 0.25 * legend_rows) / fig.get_figheight()))
     (HERE / "figures").mkdir(exist_ok=True)
     fig.savefig(HERE / "figures" / f"{suite}.png", metadata={"Software": None})
     plt.close(fig)
