@@ -34,8 +34,13 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "lstm_1M": ("LSTM, one frame", "#d62728"),
     "four_frames_1M": ("no memory, four frames (ppo_atari.py)", "#1f77b4"),
     "ppo_lstm": ("LSTM, one frame (default)", "#d62728"),
+    "ppo_multidiscrete": ("published recipe with action masks (default)", "#1f77b4"),
+    "no_mask": ("without action masks", "#8c8c8c"),
+    "classic": ("recipe for classic control", "#2ca02c"),
+    "lunar": ("recipe for LunarLander", "#2ca02c"),
+    "discretized": ("11 choices for each component", "#9467bd"),
 }
-SCRIPTS = ["ppo_continuous_mujoco", "ppo_atari", "ppo_lstm"]  # in the order of the README
+SCRIPTS = ["ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
 
@@ -238,7 +243,7 @@ def draw(suite: str) -> None:
         for row in peers(suite, env, next(iter(recipes.values()))[0][0]["total_timesteps"])[:1]:
             line = ax.axhline(float(row["mean"]), color="black", linestyle="--", linewidth=1.2)
             handles[f"{row['source']}, final"] = line
-        ax.set_title(env, fontsize=12)
+        ax.set_title(env, fontsize=12 if len(env) < 30 else 10)
         ax.set_xlim(left=0)
         ax.grid(alpha=0.3)
     fig.supxlabel("environment steps (millions)", fontsize=12)

@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -18,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as ppo  # noqa: E402
 import ppo_lstm  # noqa: E402
+import ppo_multidiscrete  # noqa: E402
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the scripts that tests start: threads of several processes wait for each other
@@ -114,6 +116,18 @@ def tiny_lstm():
     return make
 
 
+@pytest.fixture
+def tiny_multidiscrete():
+    """The same for ppo_multidiscrete.py, on CartPole."""
+
+    def make(**changes) -> ppo_multidiscrete.Args:
+        small = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        return ppo_multidiscrete.Args(**small | changes)
+
+    return make
+
+
 def runner(train, make_args, tmp_path, monkeypatch):
     """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
 
@@ -140,6 +154,21 @@ def run_atari(tiny_atari, tmp_path, monkeypatch):
 @pytest.fixture
 def run_lstm(tiny_lstm, tmp_path, monkeypatch):
     return runner(ppo_lstm.train, tiny_lstm, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_multidiscrete(tiny_multidiscrete, tmp_path, monkeypatch):
+    return runner(ppo_multidiscrete.train, tiny_multidiscrete, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=["ppo_continuous_mujoco", "ppo_multidiscrete"])
+def script(request, run, run_multidiscrete):
+    """(module, run) of the two scripts for vectors with normalizers, on the same environments with Box actions."""
+    if request.param == "ppo_continuous_mujoco":
+        return ppo, run
+    box = {"env_id": "Terminating-v0", "discretize_actions": 3, "norm_obs": True, "norm_reward": True}
+    box |= {"num_minibatches": 4, "shared_network": False, "gamma": 0.99}
+    return ppo_multidiscrete, lambda **changes: run_multidiscrete(**box | changes)
 
 
 @pytest.fixture
@@ -180,5 +209,16 @@ def read_episodes():
     def read(run_dir: Path) -> list[tuple[int, float, int]]:
         with open(run_dir / "episodes.csv") as file:
             return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in csv.DictReader(file)]
+
+    return read
+
+
+@pytest.fixture
+def scalars_of():
+    """(step, value) of every TensorBoard scalar of a run by tag."""
+
+    def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+        events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+        return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
     return read

@@ -45,6 +45,21 @@ def test_learns_hopper(run, read_episodes):
     assert last_return(read_episodes(result["run_dir"])) > 400
 
 
+def test_learns_cartpole(run_multidiscrete, read_episodes):
+    """Measured: 218, 230, 270 with seeds 1 to 3; the first 100 episodes have a mean of 25."""
+    flags = {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4, "shared_network": False}
+    result = run_multidiscrete(total_timesteps=40_960, learning_rate=1e-3, clip_coef=0.2, **flags)
+    episodes = read_episodes(result["run_dir"])
+    assert last_return(episodes[:100]) < 50 and last_return(episodes) > 150
+
+
+def test_learns_to_mine(run_multidiscrete, read_episodes):
+    """Measured over 96 games: 12.1 and 12.3 with seeds 1 and 2; random valid actions get 4, and 0 without masks."""
+    flags = {"env_id": "MicrortsMining-v1", "num_envs": 8, "num_steps": 128, "num_minibatches": 4, "update_epochs": 4}
+    result = run_multidiscrete(total_timesteps=20_480, **flags)
+    assert last_return(read_episodes(result["run_dir"])) > 9
+
+
 @pytest.mark.slow
 def test_learns_road_runner(run_atari, read_episodes):
     """Measured: 1045 and 1130 over the last 20 games with seeds 1 and 2; 5 and 0 over the first 20."""

@@ -277,8 +277,9 @@ def test_rewards_are_scaled_then_clipped_but_not_centered(tiny_args):
 
 
 @pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_reward_scaling_follows_the_order_of_baselines(env_id, run, spy):
+def test_reward_scaling_follows_the_order_of_baselines(env_id, script, spy):
     """R = gamma R + r enters the variance, then the reward is scaled, then any end sets R to 0, also a time limit."""
+    ppo, run = script
     updates, gae_calls = spy(ppo.RunningMeanStd, "update"), spy(ppo, "gae")
     run(env_id=env_id, num_steps=16, total_timesteps=64)
     fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
@@ -293,14 +294,16 @@ def test_reward_scaling_follows_the_order_of_baselines(env_id, run, spy):
     np.testing.assert_array_equal(got[:, 0], got[:, 1])
 
 
-def test_gamma_of_the_reward_scaling_is_that_of_the_agent(run, spy):
+def test_gamma_of_the_reward_scaling_is_that_of_the_agent(script, spy):
+    ppo, run = script
     updates = spy(ppo.RunningMeanStd, "update")
     run(gamma=0.5, num_steps=8, total_timesteps=16)
     fed = [x[0] for (rms, x), _ in updates if rms.mean.shape == ()]
     assert fed == [1, 1.5, 1.75, 1.875, 1.9375, 1, 1.5, 1.75]
 
 
-def test_reset_observations_count_and_terminal_ones_do_not(run, spy):
+def test_reset_observations_count_and_terminal_ones_do_not(script, spy):
+    ppo, run = script
     updates = spy(ppo.RunningMeanStd, "update")
     run(num_steps=16, total_timesteps=64)
     fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]

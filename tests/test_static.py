@@ -70,16 +70,31 @@ LSTM = {
     "L04": r"(?s)env_inds.*split_episodes",
     "L05": "first == 0",
 }
-SCRIPTS = {"ppo_continuous_mujoco.py": CORE | CONTINUOUS, "ppo_atari.py": CORE | ATARI}
-SCRIPTS["ppo_lstm.py"] = CORE | ATARI | LSTM
+MULTIDISCRETE = {
+    "A08": r"nn\.Conv2d\(channels, 32, 8, stride=4\)",
+    "A09": "/ self.scale",
+    "C13": "shared_network",
+    "D01": "logprob = logprob \\+ torch.where\\(chosen",
+    "X04": r"torch\.where\(mask, logits",
+} | {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09", "S01", "S02")}
+SCRIPTS = {
+    "ppo_continuous_mujoco.py": CORE | CONTINUOUS,
+    "ppo_atari.py": CORE | ATARI,
+    "ppo_lstm.py": CORE | ATARI | LSTM,
+    "ppo_multidiscrete.py": CORE | MULTIDISCRETE,
+}
 ITERATION_LINES = dict.fromkeys(SCRIPTS, 130)
 # Functions and classes that are the same text in every script of the row
 ALL, GAMES = list(SCRIPTS), ["ppo_atari.py", "ppo_lstm.py"]
-SHARED = dict.fromkeys(
-    "parse_args gae ppo_loss adam_step compiled save_checkpoint load_checkpoint open_logs".split(), ALL
-)
+VECTORS = ["ppo_continuous_mujoco.py", "ppo_multidiscrete.py"]
 WRAPPERS = "NoopReset MaxAndSkip EpisodicLife FireReset WarpFrame ClipReward FrameStack"
-SHARED |= dict.fromkeys([*WRAPPERS.split(), "make_envs", "layer_init", "load_agent", "provenance"], GAMES)
+GROUPS = {
+    "parse_args gae ppo_loss adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
+    f"{WRAPPERS} make_envs load_agent provenance": GAMES,
+    "RunningMeanStd normalize_obs normalize_reward load_agent": VECTORS,
+    "layer_init": [*GAMES, "ppo_multidiscrete.py"],
+}
+SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
 # (script, the one that it is a patch of) -> lines of their diff
 DIFFS = {("ppo_lstm.py", "ppo_atari.py"): 180}
 # TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
@@ -131,9 +146,9 @@ def test_references_are_to_details_of_the_script(script):
     assert set(re.findall(r"\[([A-Z]\d\d)\]", source_of(script))) == set(SCRIPTS[script])
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_shared_functions_are_the_same_text(name):
-    texts = {ast.get_source_segment(source_of(script), function_of(script, name)) for script in SHARED[name]}
+@pytest.mark.parametrize("name, scripts", SHARED)
+def test_shared_functions_are_the_same_text(name, scripts):
+    texts = {ast.get_source_segment(source_of(script), function_of(script, name)) for script in scripts}
     assert len(texts) == 1
 
 
@@ -224,7 +239,7 @@ def test_every_name_of_the_module_is_used(script):
     defined += [field.name for field in fields(import_module(script.removesuffix(".py")).Args)]
     mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     mentioned |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | {"__init__", "main"}
-    mentioned |= {"forward", "observation"}  # called by torch and gymnasium
+    mentioned |= {"forward", "observation", "close_extras"}  # called by torch and gymnasium
     mentioned |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert set(defined) - mentioned == set()
 

