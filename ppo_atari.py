@@ -214,6 +214,8 @@ def check_args(args: Args) -> None:
         sys.exit(f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
     if args.capture_video and args.env_backend != "gymnasium" and not args.evaluate:
         sys.exit(f"error: --capture-video needs --env-backend gymnasium, not {args.env_backend}")
+    if args.capture_video and find_spec("moviepy") is None:
+        sys.exit("error: --capture-video needs moviepy (uv run --with moviepy ...)")
     if args.evaluate and not args.eval_episodes:
         sys.exit("error: --evaluate with --eval-episodes (0) would play nothing")
     if args.track and find_spec("wandb") is None:

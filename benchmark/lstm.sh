@@ -25,9 +25,9 @@ case $recipe in
         printf 'CartPole-v1 %s\n' "memory $CARTPOLE" "no_memory $CARTPOLE --no-lstm" | run_plan
         ;;
     pong)
-        echo "Pong-v5 lstm_1M" | run_plan
+        run_plan <<< "Pong-v5 lstm_1M"
         SCRIPT=ppo_atari.py
-        echo "Pong-v5 four_frames_1M" | run_plan
+        run_plan <<< "Pong-v5 four_frames_1M"
         ;;
     games) for env in ${ENVS:-Pong-v5 Breakout-v5 BeamRider-v5}; do echo "$env ppo_lstm"; done | run_plan ;;
     *) echo "usage: bash benchmark/lstm.sh [memory | pong | games] [--dry-run]" >&2 && exit 2 ;;

