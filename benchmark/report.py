@@ -49,7 +49,7 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "openai": ("PPG as OpenAI runs it", "#9467bd"),
     "start": ("strong recipe, one seed", "#d62728"),
     "ppo_short": ("PPO", "#1f77b4"),
-    "ppg_short": ("PPG, --n-iteration 8", "#d62728"),
+    "ppg_short": ("PPG, --n-iteration 8 --bf16", "#d62728"),
 }
 SCRIPTS = ["ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]  # in the order of the README
 SCRIPTS += ["ppo_procgen", "ppg_procgen"]
