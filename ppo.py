@@ -1,0 +1,590 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2", "numpy>=1.26",
+#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
+# ///
+"""PPO with its 13 core details: environments with vector observations and discrete actions.
+
+Run:     uv run ppo.py --env-id CartPole-v1
+Look:    tensorboard --logdir runs
+Expect:  a return of 490 after 500,000 steps, two minutes on one slow core
+Read:    to the end of `train`; the rest is plumbing. [C01] to [C13] and [X03] are in "The 37
+         Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
+Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
+         an observation has O numbers, an action is one of A.
+"""
+
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from torch.distributions import Categorical
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    # -- experiment --
+    exp_name: str = Path(__file__).stem  # part of the run directory's name
+    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "ppo"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
+    capture_video: bool = False  # record videos of the first environment and of the evaluation
+
+    # -- algorithm --
+    env_id: str = "CartPole-v1"  # id of the environment, or module:id
+    total_timesteps: int = 500_000  # environment steps in all; only whole batches are collected
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 4  # environments stepped together [C01]
+    num_steps: int = 128  # steps of each environment in a rollout
+    anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 4  # minibatches of an epoch [C06]
+    update_epochs: int = 4  # passes over a rollout
+    norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
+    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08]
+    clip_vloss: bool = True  # clip the value loss [C09]
+    ent_coef: float = 0.01  # weight of the entropy bonus [C10]
+    vf_coef: float = 0.5  # weight of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
+    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
+
+    # -- details --
+    adam_eps: float = 1e-5  # epsilon of Adam [C03]
+    ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
+    shared_network: bool = False  # one trunk for policy and value instead of two networks [C13]
+    bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
+
+    # -- run --
+    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
+    resume: str | None = None  # continue the run in this directory, with its configuration
+    evaluate: str | None = None  # play the agent in this directory instead of training
+    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+# -- agent --
+def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
+    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Policy and value function of a vector: two networks with two layers of 64 units each."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
+        super().__init__()
+
+        def trunk() -> list[nn.Module]:
+            first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
+            second = layer_init(nn.Linear(64, 64), 2**0.5, args)
+            return [first, nn.Tanh(), second, nn.Tanh()]
+
+        actor_trunk = trunk()
+        critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] shared or separate
+        num_actions = int(action_space.n)
+        self.actor = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, num_actions), 0.01, args))
+        self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
+
+    def draw_noise(self, *shape: int) -> torch.Tensor:
+        """What makes `act` sample: standard Gumbel noise (*shape, A)."""
+        return -torch.empty(*shape, self.actor[-1].out_features).exponential_().log()
+
+    @torch.no_grad()
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (n,) at observations (n, O): samples of the policy, or its modes if noise is 0.
+
+        The argmax of logits + Gumbel noise is distributed as the softmax of the logits.
+        """
+        return (self.actor(obs) + noise).argmax(-1)
+
+    def get_value(self, obs: torch.Tensor) -> torch.Tensor:
+        """V of observations (n, O) -> (n,)."""
+        return self.critic(obs).squeeze(-1)
+
+    def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
+        """Log-probability, entropy and value, each (n,), of actions (n,) at observations (n, O)."""
+        policy = Categorical(logits=self.actor(obs), validate_args=False)
+        return policy.log_prob(actions), policy.entropy(), self.get_value(obs)
+
+
+# -- advantages and loss --
+def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
+    """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
+
+    `next_values[t]` is the value of the state that followed step t, before any reset. The end of a
+    task (`terminations`) cuts the bootstrap, that of an episode for any reason (`dones`) the trace.
+    """
+    delta = rewards + gamma * next_values * (1 - terminations) - values
+    decay = gamma * gae_lambda * (1 - dones)
+    advantages = np.zeros_like(delta)
+    lastgaelam = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        lastgaelam = delta[t] + decay[t] * lastgaelam  # [C05] GAE
+        advantages[t] = lastgaelam
+    return advantages
+
+
+def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
+    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+
+    newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
+    """
+    advantages = mb["advantages"]
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+    logratio = newlogprob - mb["logprobs"]
+    ratio = logratio.exp()
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    pg_loss = torch.max(pg_loss1, pg_loss2).mean()  # [C08] clipped surrogate objective
+
+    v_loss = (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:  # [C09] value-loss clipping
+        v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
+        v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
+    v_loss = 0.5 * v_loss.mean()
+
+    entropy = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss  # [C10] overall loss
+    stats = {  # [C12] debug variables
+        "policy_loss": pg_loss,
+        "value_loss": v_loss,
+        "entropy": entropy,
+        "old_approx_kl": -logratio.mean(),  # k1 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (ratio - 1 - logratio).mean(),  # k3
+        "clipfrac": ((ratio - 1).abs() > clip_coef).float().mean(),
+    }
+    return loss, {name: stat.detach() for name, stat in stats.items()}
+
+
+def train(args: Args) -> dict:
+    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.manual_seed(args.seed)  # of all that is drawn here; environments have their own
+    device = torch.device("cuda" if args.cuda else "cpu")
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    run_dir = Path(args.resume or f"runs/{new_run_name(args)}")
+
+    envs = make_envs(args, run_dir)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device)
+    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
+    optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+
+    # A rollout
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)
+    actions = np.zeros((T, N), np.int64)  # from 0
+    rewards = np.zeros((T, N), np.float32)
+    following_obs = np.zeros_like(obs)  # (T, N, O) of the state after each step, before any reset
+    terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
+    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
+
+    # State carried between iterations and saved in checkpoints
+    start_iteration = 1
+    global_step = 0
+    seconds = 0.0  # of training before this process
+    recent_returns = deque(maxlen=100)
+    episodic_return, episodic_length = np.zeros(N), np.zeros(N)
+    next_obs, _ = envs.reset(seed=args.seed)
+    if checkpoint:
+        load_weights(agent, checkpoint)
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+        start_iteration = checkpoint["iteration"] + 1
+        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        global_step = checkpoint["global_step"]
+        seconds = checkpoint["seconds"]
+        recent_returns.extend(checkpoint["recent_returns"])
+        if restore_envs(envs, checkpoint["envs"]):
+            next_obs, episodic_return, episodic_length = (x.numpy() for x in checkpoint["carried"])
+        else:  # new episodes, and not those of the first iteration again
+            next_obs, _ = envs.reset(seed=args.seed + start_iteration)
+
+    writer, episodes = open_logs(args, run_dir, checkpoint)
+    bar = progress_bar(args, start_iteration)
+    start_time = time.time() - seconds
+    last_checkpoint = 0.0  # the first iteration writes one, which shows at once that it can
+    for iteration in range(start_iteration, args.num_iterations + 1):
+        frac = 1 - (iteration - 1) / args.num_iterations
+        if args.anneal_lr:  # [C04] learning-rate annealing
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+
+        # -- rollout --
+        rollout_start = time.time()
+        noise = agent.draw_noise(T, N).to(device)
+        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
+            obs[t] = next_obs
+            action = agent.act(torch.from_numpy(obs[t]).to(device), noise[t])
+            actions[t] = action.cpu().numpy()
+            env_action = actions[t] + action_space.start  # which is nearly always 0
+            next_obs, reward, terminated, truncated, infos = envs.step(env_action)
+            rewards[t] = reward
+            terminations[t] = terminated
+            dones[t] = np.logical_or(terminated, truncated)
+            following_obs[t] = next_obs
+
+            global_step += N
+            episodic_return += reward
+            episodic_length += 1
+            for n in np.flatnonzero(dones[t]):  # next_obs[n] is of a new episode already
+                following_obs[t, n] = infos["final_obs"][n]
+                recent_returns.append(float(episodic_return[n]))
+                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
+                at = f"{time.time() - start_time:.2f}"
+                print(
+                    global_step, episodic_return[n], episodic_length[n], at, sep=",", file=episodes
+                )
+                episodic_return[n] = episodic_length[n] = 0
+
+        # -- advantages --
+        update_start = time.time()
+        if not args.bootstrap_truncation:  # [S01] as published: a time limit ends the task
+            terminations[:] = dones
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
+        b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
+        b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
+        with torch.no_grad():  # the weights are still those of the rollout
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)  # (B,), (B,)
+            b_next_values = agent.get_value(b_following_obs)  # (B,)
+        values = b_values.view(T, N).cpu().numpy()
+        next_values = b_next_values.view(T, N).cpu().numpy()
+        discounts = (args.gamma, args.gae_lambda)
+        advantages = gae(rewards, values, next_values, terminations, dones, *discounts)
+
+        # -- update --
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
+        batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
+        batch |= {"advantages": b_advantages, "returns": b_advantages + b_values}
+        metrics = []  # a dict of scalar tensors for each minibatch
+        for epoch in range(args.update_epochs):
+            b_inds = torch.randperm(args.batch_size).to(device)
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+                mb = {name: b[mb_inds] for name, b in batch.items()}
+                newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
+                loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, args.clip_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or math.inf
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
+                optimizer.step()
+                metrics.append(stats | {"grad_norm": norm})
+            if args.target_kl is not None:  # [X03] early stop
+                epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
+                if torch.stack(epoch_kl).mean() > args.target_kl:
+                    break
+
+        # -- log --
+        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
+        scalars = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        finite = all(map(math.isfinite, scalars.values()))
+        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
+        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
+        explained = 1 - b_advantages.var() / batch["returns"].var()
+        scalars["losses/explained_variance"] = explained.item()
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        now = time.time()
+        scalars["charts/SPS"] = global_step / (now - start_time)
+        scalars["time/rollout"] = update_start - rollout_start
+        scalars["time/update"] = now - update_start
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, global_step)
+        mean_return = float(np.mean(recent_returns or [math.nan]))
+        kl = scalars["losses/approx_kl"]
+        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
+        bar.update(args.batch_size)
+
+        # -- checkpoint --
+        if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
+            last_checkpoint = now
+            writer.flush()
+            carried = (next_obs, episodic_return, episodic_length)
+            state = {
+                "args": asdict(args),
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+                "iteration": iteration,
+                "global_step": global_step,
+                "seconds": now - start_time,
+                "recent_returns": list(recent_returns),
+                "envs": env_states(envs),
+                "carried": [torch.from_numpy(array) for array in carried],
+                "episodes_size": episodes.tell(),
+            }
+            save_checkpoint(run_dir, state)
+
+    for closable in (bar, envs, episodes):
+        closable.close()
+    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
+    if args.eval_episodes:
+        result["eval_returns"] = evaluate(args, run_dir)
+        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
+    writer.close()
+    return result
+
+
+# ================ plumbing: nothing below is part of the algorithm ================
+
+
+class UserError(Exception):
+    """Something that the user can mend; `main` prints it as one line."""
+
+
+def require(condition, message: str) -> None:
+    """Stop with one line unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    args = tyro.cli(Args, args=argv)
+    if run_dir := args.resume or args.evaluate:
+        checkpoint = load_checkpoint(run_dir)
+        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
+        args = tyro.cli(Args, args=argv, default=stored)
+        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+        free += ["checkpoint_seconds", "eval_episodes", "eval_deterministic"]
+        if not stored.anneal_lr and args.total_timesteps > stored.total_timesteps:
+            free.append("total_timesteps")
+        old, new = asdict(stored), asdict(args)
+        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    check_args(args)
+    return args
+
+
+def check_args(args: Args) -> None:
+    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
+    may_be_0.append("eval_episodes")
+    for name, value in asdict(args).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            flag = f"--{name.replace('_', '-')} ({value})"
+            high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
+            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    even = args.batch_size % args.num_minibatches == 0
+    require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    enough = args.num_iterations > 0
+    require(enough, f"--total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
+    require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+    require(not args.track or find_spec("wandb"), "--track needs wandb (uv run --with wandb ...)")
+
+
+def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
+    """One environment, which records videos on RecordVideo's schedule if it has a directory."""
+    try:
+        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
+        if video_dir:
+            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+    except (gym.error.Error, ImportError, AttributeError) as error:
+        raise UserError(f"--env-id ({args.env_id}): {error}") from error
+    obs_space, action_space = env.observation_space, env.action_space
+    vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
+    require(vector, f"{args.env_id} observes {obs_space}; this script needs vectors")
+    discrete = isinstance(action_space, gym.spaces.Discrete)
+    require(discrete, f"{args.env_id} acts in {action_space}; this script needs Discrete actions")
+    return env
+
+
+def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    video_dir = run_dir / f"videos_{int(time.time())}" if args.capture_video else None
+    makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return gym.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=same_step)
+
+
+def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
+    """The exact state of classic-control environments; None for others, such as Box2D's."""
+    states = []
+    for env in envs.envs:
+        game = env.unwrapped
+        if type(game).__name__ not in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv"):
+            return None
+        state = {"state": torch.tensor(np.array(game.state))}
+        state["rng"] = game.np_random.bit_generator.state
+        state["steps_beyond_terminated"] = getattr(game, "steps_beyond_terminated", None)
+        state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
+        states.append(state)
+    return states
+
+
+def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
+    """Put the states back; False if there are none."""
+    for env, state in zip(envs.envs, states or []):
+        env.unwrapped.state = state["state"].numpy()
+        env.unwrapped.np_random.bit_generator.state = state["rng"]
+        env.unwrapped.steps_beyond_terminated = state["steps_beyond_terminated"]
+        env.set_wrapper_attr("_elapsed_steps", state["elapsed_steps"])
+    return states is not None
+
+
+def new_run_name(args: Args) -> str:
+    """{environment}__{experiment}__{seed}__{time}, safe as a name of a folder and in wandb."""
+    env = re.sub(r"[^\w.-]", "-", args.env_id)
+    return f"{env}__{args.exp_name}__{args.seed}__{int(time.time())}"
+
+
+def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
+    """TensorBoard writer and episodes.csv, of a new run or cut back to where its checkpoint is."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if checkpoint is None:
+        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
+            json.dump(provenance(args), file, indent=2)
+        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
+    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    if checkpoint:
+        episodes.truncate(checkpoint["episodes_size"])
+        episodes.seek(0, os.SEEK_END)
+    else:
+        print("step,return,length,seconds", file=episodes)
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
+        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
+        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+    device = torch.cuda.get_device_name() if args.cuda else "CPU"
+    again = "uv run" if "UV" in os.environ else "python"
+    again += f" {shlex.join([os.path.relpath(__file__), '--resume', str(run_dir)])}"
+    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
+    return SummaryWriter(run_dir, purge_step=purge_step), episodes
+
+
+def provenance(args: Args) -> dict:
+    """What it takes to repeat the run."""
+    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
+    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
+    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = re.search(r"model name\s*: (.*)", cpuinfo)
+    versions = {name: version(name) for name in ("torch", "gymnasium", "numpy")}
+    hardware = [cpu[1] if cpu else platform.processor(), f"{os.cpu_count()} cores"]
+    hardware += [torch.cuda.get_device_name()] if args.cuda else []
+    return {
+        "args": asdict(args),
+        "command": shlex.join(sys.argv),
+        "commit": commit,
+        "versions": {"python": platform.python_version()} | versions,
+        "hardware": ", ".join(hardware),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def progress_bar(args: Args, start_iteration: int) -> tqdm:
+    """A bar on a terminal, a line every ten seconds elsewhere."""
+    total = args.num_iterations * args.batch_size
+    initial = (start_iteration - 1) * args.batch_size
+    interval = 0.1 if sys.stderr.isatty() else 10
+    return tqdm(total=total, initial=initial, unit="step", mininterval=interval)
+
+
+def save_checkpoint(run_dir: Path, state: dict) -> None:
+    """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
+    with open(run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """Read a checkpoint; only tensors and plain values are accepted, so nothing in it can run."""
+    path = Path(run_dir) / "checkpoint.pt"
+    require(path.is_file(), f"there is no checkpoint at {path}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+    except Exception as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
+    require(same_flags, f"{path} is a checkpoint of another script")
+    return checkpoint
+
+
+def load_weights(agent: Agent, checkpoint: dict) -> None:
+    """The weights of a checkpoint, if it is of an environment of this shape."""
+    try:
+        agent.load_state_dict(checkpoint["agent"])
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+
+
+def evaluate(args: Args, run_dir: Path) -> list[float]:
+    """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
+    env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
+    agent = Agent(env.observation_space, env.action_space, args)
+    load_weights(agent, load_checkpoint(run_dir))
+    torch.manual_seed(args.seed)
+    returns = np.zeros(args.eval_episodes)
+    for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
+        obs, _ = env.reset(seed=1_000_000 + episode)  # not the seeds of training
+        done = False
+        while not done:
+            noise = agent.draw_noise(1) * (0 if args.eval_deterministic else 1)
+            action = agent.act(torch.from_numpy(obs[None].astype(np.float32)), noise)
+            obs, reward, terminated, truncated, _ = env.step(action.item() + env.action_space.start)
+            returns[episode] += reward
+            done = terminated or truncated
+    env.close()
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} of {len(returns)} episodes")
+    return returns.tolist()
+
+
+def main() -> None:
+    try:
+        args = parse_args()
+        if args.evaluate:
+            evaluate(args, Path(args.evaluate))
+        else:
+            train(args)
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+if __name__ == "__main__":
+    main()
