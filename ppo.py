@@ -18,7 +18,6 @@ import json
 import math
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -199,7 +198,9 @@ def train(args: Args) -> dict:
     torch.manual_seed(args.seed)  # of all that is drawn here; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    run_dir = Path(args.resume or f"runs/{new_run_name(args)}")
+    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -237,8 +238,7 @@ def train(args: Args) -> dict:
         else:  # new episodes, and not those of the first iteration again
             next_obs, _ = envs.reset(seed=args.seed + start_iteration)
 
-    writer, episodes = open_logs(args, run_dir, checkpoint)
-    bar = progress_bar(args, start_iteration)
+    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
     last_checkpoint = 0.0  # the first iteration writes one, which shows at once that it can
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -268,10 +268,9 @@ def train(args: Args) -> dict:
                 recent_returns.append(float(episodic_return[n]))
                 writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                at = f"{time.time() - start_time:.2f}"
-                print(
-                    global_step, episodic_return[n], episodic_length[n], at, sep=",", file=episodes
-                )
+                at = time.time() - start_time
+                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                print(row, file=episodes)
                 episodic_return[n] = episodic_length[n] = 0
 
         # -- advantages --
@@ -405,8 +404,7 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
-    enough = args.num_iterations > 0
-    require(enough, f"--total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
+    require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
     require(not args.track or find_spec("wandb"), "--track needs wandb (uv run --with wandb ...)")
@@ -418,8 +416,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    except (gym.error.Error, ImportError, AttributeError) as error:
-        raise UserError(f"--env-id ({args.env_id}): {error}") from error
+    except Exception as error:  # an unknown id, a missing package, a renderer without a screen
+        raise UserError(f"cannot make {args.env_id}: {type(error).__name__}: {error}") from error
     obs_space, action_space = env.observation_space, env.action_space
     vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     require(vector, f"{args.env_id} observes {obs_space}; this script needs vectors")
@@ -461,14 +459,8 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     return states is not None
 
 
-def new_run_name(args: Args) -> str:
-    """{environment}__{experiment}__{seed}__{time}, safe as a name of a folder and in wandb."""
-    env = re.sub(r"[^\w.-]", "-", args.env_id)
-    return f"{env}__{args.exp_name}__{args.seed}__{int(time.time())}"
-
-
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
-    """TensorBoard writer and episodes.csv, of a new run or cut back to where its checkpoint is."""
+    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if checkpoint is None:
         with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
@@ -491,7 +483,10 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     again += f" {shlex.join([os.path.relpath(__file__), '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
-    return SummaryWriter(run_dir, purge_step=purge_step), episodes
+    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
+    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
+    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
 def provenance(args: Args) -> dict:
@@ -500,9 +495,9 @@ def provenance(args: Args) -> dict:
     git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
     commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = re.search(r"model name\s*: (.*)", cpuinfo)
+    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
     versions = {name: version(name) for name in ("torch", "gymnasium", "numpy")}
-    hardware = [cpu[1] if cpu else platform.processor(), f"{os.cpu_count()} cores"]
+    hardware = [cpu, f"{os.cpu_count()} cores"]
     hardware += [torch.cuda.get_device_name()] if args.cuda else []
     return {
         "args": asdict(args),
@@ -511,15 +506,8 @@ def provenance(args: Args) -> dict:
         "versions": {"python": platform.python_version()} | versions,
         "hardware": ", ".join(hardware),
         "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
-
-
-def progress_bar(args: Args, start_iteration: int) -> tqdm:
-    """A bar on a terminal, a line every ten seconds elsewhere."""
-    total = args.num_iterations * args.batch_size
-    initial = (start_iteration - 1) * args.batch_size
-    interval = 0.1 if sys.stderr.isatty() else 10
-    return tqdm(total=total, initial=initial, unit="step", mininterval=interval)
 
 
 def save_checkpoint(run_dir: Path, state: dict) -> None:

@@ -8,6 +8,7 @@ Exit code 3: the run is not finished.
 
 import argparse
 import csv
+import hashlib
 import json
 import shlex
 import sys
@@ -40,16 +41,22 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
         sys.exit(f"error: episodes.csv and checkpoint.pt of {run_dir} disagree on the last {WINDOW} returns")
 
     program, *flags = shlex.split(config["command"])
+    script = Path(program).stem
+    source = run_dir / Path(program).name  # the copy that the run made of the file that ran
     facts = {
-        "script": checkpoint["script"],
+        "script": script,
         "env": args["env_id"],
         "exp": args["exp_name"],
         "seed": args["seed"],
         "total_timesteps": args["total_timesteps"],
         "command": shlex.join([Path(program).name, *flags]),
+        "args": json.dumps(args),
         "commit": config["commit"],
+        "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         "versions": ", ".join(f"{name} {version}" for name, version in config["versions"].items()),
         "hardware": config["hardware"],
+        "threads": config.get("threads", "not recorded"),
+        "load": config.get("load", "not recorded"),
         "steps": checkpoint["global_step"],
         "seconds": round(checkpoint["seconds"], 2),
         "episodes": len(rows),
