@@ -1,6 +1,5 @@
 """What the test files share: the scripts on the path, a clean directory per test, small settings and a scripted env."""
 
-import copy
 import csv
 import os
 import signal
@@ -18,9 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from watch import Watch, copied  # noqa: E402
+
 import ppg_procgen  # noqa: E402
+import ppo  # noqa: E402
 import ppo_atari  # noqa: E402
-import ppo_continuous_mujoco as ppo  # noqa: E402
+import ppo_continuous_mujoco  # noqa: E402
 import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 
@@ -32,15 +34,18 @@ class Scripted(gym.Env):
     """Observes (step of the episode, number of the episode), pays 1 a step and ends after five, whatever is done.
 
     `ends` says how it ends; from the step `poison` on (of all episodes together) it pays NaN. The actions that it got
-    are in `actions`, one list for all instances of this process.
+    are in `actions`, one list for all instances of this process. Its actions are a Box, or Discrete
+    from 2 to 4.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Box(np.float32([-1, -0.5]), np.float32([1, 2]))
     actions: list = []
 
-    def __init__(self, ends: str, poison: float = np.inf, render_mode=None):
+    def __init__(self, ends: str, poison: float = np.inf, discrete: bool = False, render_mode=None):
         self.ends, self.poison, self.steps, self.episode, self.render_mode = ends, poison, 0, -1, render_mode
+        if discrete:
+            self.action_space = gym.spaces.Discrete(3, start=2)
 
     def reset(self, seed=None, options=None):
         self.t, self.episode = 0, self.episode + 1
@@ -55,9 +60,14 @@ class Scripted(gym.Env):
         return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
 
 
-gym.register("Terminating-v0", Scripted, kwargs={"ends": "termination"})
-gym.register("Truncating-v0", Scripted, kwargs={"ends": "truncation"})
-gym.register("Poisoned-v0", Scripted, kwargs={"ends": "termination", "poison": 40})
+SCRIPTED = {
+    "Terminating": {"ends": "termination"},
+    "Truncating": {"ends": "truncation"},
+    "Poisoned": {"ends": "termination", "poison": 40},
+}
+for name, kwargs in SCRIPTED.items():
+    gym.register(f"{name}-v0", Scripted, kwargs=kwargs)
+    gym.register(f"{name}Discrete-v0", Scripted, kwargs=kwargs | {"discrete": True})
 
 
 def pytest_collection_modifyitems(config, items):
@@ -83,16 +93,21 @@ def scripted() -> type[Scripted]:
     return Scripted
 
 
+def tiny(script, **changes):
+    """Args of a run of a fraction of a second: two environments, 16 steps each, 4 minibatches."""
+    small = {"env_id": "Terminating-v0", "num_envs": 2, "num_steps": 16, "num_minibatches": 4}
+    small |= {"update_epochs": 2, "total_timesteps": 64, "eval_episodes": 0}
+    small |= {} if script is ppo else {"compile": False}
+    small |= changes
+    if script is ppo and small["env_id"].removesuffix("-v0") in SCRIPTED:
+        small["env_id"] = small["env_id"].replace("-v0", "Discrete-v0")
+    return script.Args(**small)
+
+
 @pytest.fixture
 def tiny_args():
-    """Args of a run that takes a fraction of a second: two environments, 16 steps each, 4 minibatches, 2 epochs."""
-
-    def make(**changes) -> ppo.Args:
-        small = {"env_id": "Terminating-v0", "num_envs": 2, "num_steps": 16, "num_minibatches": 4, "update_epochs": 2}
-        small |= {"total_timesteps": 64, "compile": False, "eval_episodes": 0, "checkpoint_every": 0}
-        return ppo.Args(**small | changes)
-
-    return make
+    """Args of a short run of ppo_continuous_mujoco.py."""
+    return partial(tiny, ppo_continuous_mujoco)
 
 
 @pytest.fixture
@@ -159,7 +174,7 @@ def runner(train, make_args, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tiny_args, tmp_path, monkeypatch):
-    return runner(ppo.train, tiny_args, tmp_path, monkeypatch)
+    return runner(ppo_continuous_mujoco.train, tiny_args, tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -177,14 +192,43 @@ def run_multidiscrete(tiny_multidiscrete, tmp_path, monkeypatch):
     return runner(ppo_multidiscrete.train, tiny_multidiscrete, tmp_path, monkeypatch)
 
 
-@pytest.fixture(params=["ppo_continuous_mujoco", "ppo_multidiscrete"])
-def script(request, run, run_multidiscrete):
-    """(module, run) of the two scripts for vectors with normalizers, on the same environments with Box actions."""
-    if request.param == "ppo_continuous_mujoco":
-        return ppo, run
+@pytest.fixture(params=[ppo, ppo_continuous_mujoco], ids=lambda script: script.__name__)
+def script(request):
+    """Each script for vectors in the new form."""
+    return request.param
+
+
+@pytest.fixture
+def args_of(script):
+    """Args of a short run of `script`."""
+    return partial(tiny, script)
+
+
+@pytest.fixture
+def run_script(script, args_of, tmp_path, monkeypatch):
+    return runner(script.train, args_of, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    """`seen = watch(script)`: the rollouts and optimizer steps of its runs from now on."""
+    watches = []
+
+    def start(script) -> Watch:
+        watches.append(Watch(script, monkeypatch))
+        return watches[-1]
+
+    yield start
+    for each in watches:
+        each.hook.remove()
+
+
+@pytest.fixture
+def run_box(run_multidiscrete):
+    """ppo_multidiscrete.py with normalizers, on the scripted environments with Box actions."""
     box = {"env_id": "Terminating-v0", "discretize_actions": 3, "norm_obs": True, "norm_reward": True}
     box |= {"num_minibatches": 4, "shared_network": False, "gamma": 0.99}
-    return ppo_multidiscrete, lambda **changes: run_multidiscrete(**box | changes)
+    return lambda **changes: run_multidiscrete(**box | changes)
 
 
 @pytest.fixture
@@ -204,27 +248,15 @@ def spy(monkeypatch):
         original, calls = getattr(owner, name), []
 
         def watched(*args):
-            before = copy.deepcopy(args)
+            before = copied(args)
             result = original(*args)
-            calls.append((before, copy.deepcopy(result)))
+            calls.append((before, copied(result)))
             return result
 
         monkeypatch.setattr(owner, name, watched)
         return calls
 
     return watch
-
-
-@pytest.fixture
-def make_agent(tiny_args):
-    """An agent with the given settings for O observations and the action bounds low, high, in float64."""
-
-    def make(num_obs: int = 3, low=(-1.0, -1.0), high=(1.0, 1.0), seed: int = 0, **changes) -> ppo.Agent:
-        torch.manual_seed(seed)
-        obs_space = gym.spaces.Box(-np.inf, np.inf, (num_obs,))
-        return ppo.Agent(obs_space, gym.spaces.Box(np.float32(low), np.float32(high)), tiny_args(**changes)).double()
-
-    return make
 
 
 @pytest.fixture

@@ -1,19 +1,32 @@
-"""The numbers of ppo_continuous_mujoco.py: its functions against float64 loops from the papers and frozen figures."""
+"""The numbers of ppo.py and ppo_continuous_mujoco.py: their functions against float64 loops."""
 
 import itertools
 import math
+from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
+from conftest import tiny
+from torch import nn
+from torch.distributions import (
+    AffineTransform,
+    Categorical,
+    Independent,
+    Normal,
+    TanhTransform,
+    TransformedDistribution,
+)
 
-import ppo_continuous_mujoco as ppo
+import ppo
+import ppo_continuous_mujoco as mujoco
+import ppo_multidiscrete
 
 
 # -- generalized advantage estimation --
 def advantages_by_definition(rewards, values, next_values, terminations, dones, gamma, gae_lambda):
-    """Eq. 16 of arXiv:1506.02438 as the sum it is, for one environment; the sum stops where an episode ends."""
+    """Eq. 16 of arXiv:1506.02438 as the sum it is, for one environment, to the episode's end."""
     result = []
     for start in range(len(rewards)):
         total, weight = 0.0, 1.0
@@ -28,7 +41,7 @@ def advantages_by_definition(rewards, values, next_values, terminations, dones, 
 
 
 @pytest.mark.parametrize("gamma, gae_lambda", [(0.99, 0.95), (0.9, 1.0), (1.0, 0.5), (0.97, 0.0)])
-def test_gae_is_the_sum_of_the_paper(gamma, gae_lambda):
+def test_gae_is_the_sum_of_the_paper(gamma, gae_lambda, script):
     rng = np.random.default_rng(0)
     rewards, values, next_values = rng.normal(size=(3, 60, 4))
     terminations, truncations = rng.random((2, 60, 4)) < 0.1
@@ -37,7 +50,8 @@ def test_gae_is_the_sum_of_the_paper(gamma, gae_lambda):
         advantages_by_definition(*columns, gamma, gae_lambda)
         for columns in zip(rewards.T, values.T, next_values.T, terminations.T, dones.T)
     ]
-    got = ppo.gae(rewards, values, next_values, terminations.astype(float), dones.astype(float), gamma, gae_lambda)
+    ends = (terminations.astype(float), dones.astype(float))
+    got = script.gae(rewards, values, next_values, *ends, gamma, gae_lambda)
     np.testing.assert_allclose(got, np.transpose(expected), rtol=0, atol=1e-12)
 
 
@@ -45,49 +59,40 @@ def column(*numbers) -> np.ndarray:
     return np.array(numbers, np.float64)[:, None]
 
 
-def test_gae_same_step_by_hand():
+def test_gae_by_hand(script):
     """Truncated after t=2 in a state of value 8, terminated after t=4; gamma = lambda = 1/2."""
     values, next_values = column(1, 2, 3, 4, 5, 6), column(2, 3, 8, 5, 1000, 7)
     terminations, dones = column(0, 0, 0, 0, 1, 0), column(0, 0, 1, 0, 1, 0)
-    got = ppo.gae(np.ones((6, 1)), values, next_values, terminations, dones, 0.5, 0.5)
+    got = script.gae(np.ones((6, 1)), values, next_values, terminations, dones, 0.5, 0.5)
     assert got[:, 0].tolist() == [1.25, 1.0, 2.0, -1.5, -4.0, -1.5]
 
 
-def test_gae_next_step_by_hand():
-    """Terminated after t=1, row 2 resets; truncated after t=4 in the state of row 5, which resets."""
-    values, next_values = column(1, 2, 3, 4, 5, 6), column(2, 3, 4, 5, 6, 7)
-    terminations, dones = column(0, 1, 0, 0, 0, 0), column(0, 1, 0, 0, 1, 0)
-    rewards, valid = column(1, 1, 0, 1, 1, 0), [0, 1, 3, 4]
-    got = ppo.gae(rewards, values, next_values, terminations, dones, 0.5, 0.5)
-    assert got[valid, 0].tolist() == [0.75, -1.0, -0.75, -1.0]
-    for array in (rewards, values, next_values):
-        array[[2, 5]] = 1e6  # whatever the reset rows hold
-    again = ppo.gae(rewards, values, next_values, terminations, dones, 0.5, 0.5)
-    assert again[valid, 0].tolist() == [0.75, -1.0, -0.75, -1.0]
-
-
 # -- the loss --
-def make_minibatch(size: int = 40, seed: int = 0):
-    """Random (newlogprob, entropy, newvalue), minibatch with a third of invalid rows, clip range; all float64."""
-    rng = np.random.default_rng(seed)
-    new = {"newlogprob": rng.normal(size=size), "entropy": rng.normal(size=size), "newvalue": rng.normal(size=size)}
+STATS = ["policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
+
+
+def make_minibatch(size: int = 40):
+    """Random (newlogprob, entropy, newvalue), minibatch and clip range, all of them float64."""
+    rng = np.random.default_rng(0)
+    new = {name: rng.normal(size=size) for name in ("newlogprob", "entropy", "newvalue")}
     mb = {name: rng.normal(size=size) for name in ("advantages", "returns", "values")}
-    mb |= {"logprobs": new["newlogprob"] + rng.normal(size=size) * 0.3, "valid": (np.arange(size) % 3 > 0) * 1.0}
+    mb |= {"logprobs": new["newlogprob"] + rng.normal(size=size) * 0.3}
     return new, mb, 0.2
 
 
 def loss_by_hand(new, mb, clip, args):
-    """Loss and diagnostics, one valid sample after another."""
-    rows = [i for i in range(len(mb["valid"])) if mb["valid"][i]]
-    advantages = {i: mb["advantages"][i] for i in rows}
+    """Loss and diagnostics, one sample after another."""
+    size = len(mb["advantages"])
+    advantages = list(mb["advantages"])
     if args.norm_adv:
-        mean = sum(advantages.values()) / len(rows)
-        deviation = math.sqrt(sum((a - mean) ** 2 for a in advantages.values()) / len(rows))
-        advantages = {i: (a - mean) / (deviation + 1e-8) for i, a in advantages.items()}
+        mean = sum(advantages) / size
+        deviation = math.sqrt(sum((a - mean) ** 2 for a in advantages) / size)
+        advantages = [(a - mean) / (deviation + 1e-8) for a in advantages]
     sums = np.zeros(6)
-    for i in rows:
+    for i in range(size):
         ratio = math.exp(new["newlogprob"][i] - mb["logprobs"][i])
-        surrogate = min(ratio * advantages[i], min(max(ratio, 1 - clip), 1 + clip) * advantages[i])
+        clipped_ratio = min(max(ratio, 1 - clip), 1 + clip)
+        surrogate = min(ratio * advantages[i], clipped_ratio * advantages[i])
         error = (new["newvalue"][i] - mb["returns"][i]) ** 2
         if args.clip_vloss:
             step = min(max(new["newvalue"][i] - mb["values"][i], -clip), clip)
@@ -95,31 +100,39 @@ def loss_by_hand(new, mb, clip, args):
         k1 = mb["logprobs"][i] - new["newlogprob"][i]
         outside = ratio < 1 - clip or ratio > 1 + clip
         sums += [-surrogate, error / 2, new["entropy"][i], k1, ratio - 1 + k1, outside]
-    policy_loss, value_loss, entropy, *_ = means = sums / len(rows)
-    return policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss, means
+    policy_loss, value_loss, entropy, *_ = means = sums / size
+    loss = policy_loss - args.ent_coef * entropy + args.vf_coef * value_loss
+    return loss, dict(zip(STATS, means))
 
 
-def torch_loss(new, mb, clip, args):
+def torch_loss(script, new, mb, clip, args):
     inputs = {name: torch.tensor(array, requires_grad=True) for name, array in new.items()}
     tensors = {name: torch.tensor(array) for name, array in mb.items()}
-    loss, stats = ppo.ppo_loss(*inputs.values(), tensors, torch.tensor(clip, dtype=torch.float64), args)
+    loss, stats = script.ppo_loss(*inputs.values(), tensors, clip, args)
     loss.backward()
-    return loss.item(), stats.detach().numpy(), {name: tensor.grad.numpy() for name, tensor in inputs.items()}
+    assert not any(stat.requires_grad for stat in stats.values())
+    grads = {
+        name: tensor.grad.numpy() for name, tensor in inputs.items() if tensor.grad is not None
+    }
+    return loss.item(), {name: stat.item() for name, stat in stats.items()}, grads
 
 
 SWITCHES = list(itertools.product([True, False], [True, False], [0.0, 0.3]))
 
 
 @pytest.mark.parametrize("norm_adv, clip_vloss, ent_coef", SWITCHES)
-def test_loss_and_gradient_are_those_of_a_loop(norm_adv, clip_vloss, ent_coef, tiny_args):
-    args = tiny_args(norm_adv=norm_adv, clip_vloss=clip_vloss, ent_coef=ent_coef, vf_coef=0.7)
+def test_loss_and_gradient_are_those_of_a_loop(norm_adv, clip_vloss, ent_coef, script, args_of):
+    switches = {"norm_adv": norm_adv, "clip_vloss": clip_vloss, "ent_coef": ent_coef}
+    args = args_of(vf_coef=0.7, **switches)
     new, mb, clip = make_minibatch()
-    loss, stats, grads = torch_loss(new, mb, clip, args)
+    loss, stats, grads = torch_loss(script, new, mb, clip, args)
     expected_loss, expected_stats = loss_by_hand(new, mb, clip, args)
-    np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
-    np.testing.assert_allclose(stats, expected_stats, rtol=1e-12)
-    assert 0 < expected_stats[5] < 1  # some ratios are clipped, some are not
-    for name, i in itertools.product(new, range(len(mb["valid"]))):
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    assert stats == pytest.approx(expected_stats, rel=1e-7)  # clipfrac is a mean of float32
+    for name in set(STATS) - {"clipfrac"}:
+        assert stats[name] == pytest.approx(expected_stats[name], rel=1e-12), name
+    assert 0 < expected_stats["clipfrac"] < 1  # some ratios are clipped, some are not
+    for name, i in itertools.product(new, range(len(mb["advantages"]))):
         sides = []
         for h in (1e-6, -1e-6):
             moved = new | {name: new[name] + h * (np.arange(len(new[name])) == i)}
@@ -127,99 +140,100 @@ def test_loss_and_gradient_are_those_of_a_loop(norm_adv, clip_vloss, ent_coef, t
         np.testing.assert_allclose(grads[name][i], (sides[0] - sides[1]) / 2e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("norm_adv, clip_vloss, ent_coef", SWITCHES)
-def test_invalid_rows_change_nothing(norm_adv, clip_vloss, ent_coef, tiny_args):
-    args = tiny_args(norm_adv=norm_adv, clip_vloss=clip_vloss, ent_coef=ent_coef)
-    new, mb, clip = make_minibatch()
-    loss, stats, grads = torch_loss(new, mb, clip, args)
-    invalid = mb["valid"] == 0
-    other_new, other_mb, _ = make_minibatch(seed=1)
-    new = {name: np.where(invalid, 5 * other_new[name], array) for name, array in new.items()}
-    mb = {name: np.where(invalid & (name != "valid"), 5 * other_mb[name], array) for name, array in mb.items()}
-    again_loss, again_stats, again_grads = torch_loss(new, mb, clip, args)
-    assert again_loss == pytest.approx(loss, rel=1e-12)
-    np.testing.assert_allclose(again_stats, stats, rtol=1e-12)
-    for name in new:
-        np.testing.assert_allclose(again_grads[name], grads[name], rtol=1e-10, atol=1e-15)
-        assert not again_grads[name][invalid].any()
-
-
-@pytest.mark.parametrize("num_valid, expected", [(0, 0.0), (1, 0.5 * 0.5 * 4.0)])
-def test_minibatch_of_one_or_no_valid_row_is_finite(num_valid, expected, tiny_args):
-    """One advantage normalizes to 0 (torch's unbiased deviation would be NaN); no valid row gives no gradient."""
-    new = {"newlogprob": np.zeros(3), "entropy": np.zeros(3), "newvalue": np.full(3, 2.0)}
-    mb = {"logprobs": np.zeros(3), "advantages": np.array([3.0, 1.0, 2.0]), "returns": np.zeros(3)}
-    mb |= {"values": np.full(3, 2.0), "valid": (np.arange(3) < num_valid) * 1.0}
-    loss, _, grads = torch_loss(new, mb, 0.2, tiny_args(vf_coef=0.5))
-    assert loss == pytest.approx(expected)
+def test_the_one_sample_of_a_minibatch_has_advantage_zero(script, args_of):
+    """An unbiased deviation would make it NaN."""
+    new = {"newlogprob": np.zeros(1), "entropy": np.zeros(1), "newvalue": np.full(1, 2.0)}
+    mb = {"logprobs": np.zeros(1), "advantages": np.full(1, 3.0), "returns": np.zeros(1)}
+    mb |= {"values": np.full(1, 2.0)}
+    loss, stats, grads = torch_loss(script, new, mb, 0.2, args_of(vf_coef=0.5))
+    assert stats["policy_loss"] == 0 and loss == pytest.approx(0.5 * 0.5 * 4.0)
     assert all(np.isfinite(grad).all() for grad in grads.values())
 
 
 # -- KL estimators --
-def test_kl_estimates_are_the_closed_form(tiny_args):
-    """k1 and k3 of 200 000 actions of the old policy against KL(old || new) of diagonal Gaussians."""
+def test_kl_estimates_are_the_closed_form(script, args_of):
+    """k1 and k3 of 200,000 actions of the old policy against KL(old || new) of Gaussians."""
     torch.manual_seed(0)
-    n, double = 200_000, torch.float64
-    old = Independent(Normal(torch.zeros(3, dtype=double), torch.tensor([1.0, 0.5, 2.0], dtype=double)), 1)
-    new = Independent(Normal(torch.tensor([0.3, -0.1, 0.2], dtype=double), torch.tensor([0.8, 0.6, 2.5]).double()), 1)
+    n = 200_000
+    double = partial(torch.tensor, dtype=torch.float64)
+    old = Independent(Normal(double([0.0, 0.0, 0.0]), double([1.0, 0.5, 2.0])), 1)
+    new = Independent(Normal(double([0.3, -0.1, 0.2]), double([0.8, 0.6, 2.5])), 1)
     actions = old.sample((n,))
     logratio = new.log_prob(actions) - old.log_prob(actions)
-    mb = {name: torch.zeros(n, dtype=double) for name in ("advantages", "returns", "values")}
-    mb |= {"logprobs": old.log_prob(actions), "valid": torch.ones(n, dtype=double)}
-    nothing = torch.zeros(n, dtype=double)
-    _, stats = ppo.ppo_loss(new.log_prob(actions), nothing, nothing, mb, torch.tensor(0.2), tiny_args())
+    nothing = torch.zeros(n, dtype=torch.float64)
+    mb = {name: nothing for name in ("advantages", "returns", "values")}
+    mb["logprobs"] = old.log_prob(actions)
+    _, stats = script.ppo_loss(new.log_prob(actions), nothing, nothing, mb, 0.2, args_of())
     closed_form = torch.distributions.kl_divergence(old.base_dist, new.base_dist).sum().item()
-    error_k1, error_k3 = ((sample.std() / n**0.5).item() for sample in (-logratio, logratio.exp() - 1 - logratio))
-    assert abs(stats[3].item() - closed_form) < 4 * error_k1
-    assert abs(stats[4].item() - closed_form) < 4 * error_k3
+    k1, k3 = -logratio, logratio.exp() - 1 - logratio
+    error_k1, error_k3 = ((k.std() / n**0.5).item() for k in (k1, k3))
+    assert abs(stats["old_approx_kl"].item() - closed_form) < 4 * error_k1
+    assert abs(stats["approx_kl"].item() - closed_form) < 4 * error_k3
     assert error_k3 < error_k1 < closed_form / 20  # the tolerances mean something
 
 
-def test_k3_of_a_single_sample_is_never_negative(tiny_args):
-    zero, one = torch.zeros(1), torch.ones(1)
-    mb = {"advantages": zero, "returns": zero, "values": zero, "logprobs": zero, "valid": one}
+def test_k3_of_a_single_sample_is_never_negative(script, args_of):
+    zero = torch.zeros(1)
+    mb = {name: zero for name in ("advantages", "returns", "values", "logprobs")}
     logratios = torch.linspace(-3, 3, 301)
-    stats = [ppo.ppo_loss(x[None], zero, zero, mb, torch.tensor(0.2), tiny_args())[1] for x in logratios]
-    k1, k3 = torch.stack(stats)[:, 3], torch.stack(stats)[:, 4]
+    stats = [script.ppo_loss(x[None], zero, zero, mb, 0.2, args_of())[1] for x in logratios]
+    k1 = torch.stack([stat["old_approx_kl"] for stat in stats])
+    k3 = torch.stack([stat["approx_kl"] for stat in stats])
     assert k3.min() >= 0 and k1.min() < -2.9
     torch.testing.assert_close(k3, logratios.exp() - 1 - logratios)
 
 
 # -- the optimizer --
-@pytest.mark.parametrize("max_grad_norm, scale, adam_eps", [(0.5, 3, 1e-5), (0.5, 0.01, 1e-5), (0.0, 3, 1e-2)])
-def test_adam_step_is_torch_adam_after_clip_grad_norm(max_grad_norm, scale, adam_eps, tiny_args):
-    """Clipping always, never and switched off; 50 steps with a learning rate that falls."""
-    torch.manual_seed(0)
-    ours = [torch.randn(4, 3, dtype=torch.float64, requires_grad=True), torch.randn(4).double().requires_grad_()]
-    theirs = [param.detach().clone().requires_grad_() for param in ours]
-    optimizer = torch.optim.Adam(theirs, lr=1.0, eps=adam_eps)
-    moments = {"exp_avg": torch.zeros(16).double(), "exp_avg_sq": torch.zeros(16).double()}
-    state = moments | {"step": torch.zeros((), dtype=torch.float64)}
-    args = tiny_args(max_grad_norm=max_grad_norm, adam_eps=adam_eps)
-    for step in range(50):
-        grads = [scale * torch.randn_like(param) for param in ours]
-        lr = 1e-2 * (1 - step / 50)
-        norm = ppo.adam_step(ours, grads, state, torch.tensor(lr, dtype=torch.float64), args)
-        for param, grad in zip(theirs, grads):
-            param.grad = grad.clone()
-        their_norm = torch.nn.utils.clip_grad_norm_(theirs, max_grad_norm or math.inf)
-        optimizer.param_groups[0]["lr"] = lr
+OPTIMIZERS = {
+    "clipped": {"max_grad_norm": 0.1},
+    "not clipped": {"max_grad_norm": 0.0, "adam_eps": 1e-2},
+    "never annealed": {"anneal_lr": False},
+    "shared": {"shared_network": True},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_are_those_of_adam_over_separate_tensors(name, script, run_script, watch):
+    """The minibatches of a run again: backward, clip_grad_norm_ and torch's plain Adam."""
+    seen = watch(script)
+    flags = {"learning_rate": 0.01, "total_timesteps": 96, "ortho_init": False, "ent_coef": 0.01}
+    result = run_script(**flags | OPTIMIZERS[name])
+    args = script.Args(**torch.load(result["run_dir"] / "checkpoint.pt")["args"])
+    agent = seen.rollouts[0].agent
+    start = {name: weight.clone() for name, weight in agent.state_dict().items()}
+    optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, foreach=False)
+    clips = []
+    for i, step in enumerate(list(seen.steps)):
+        mb = step.mb
+        noise = (mb["noise"],) if "noise" in mb else ()
+        new = agent.evaluate_actions(mb["obs"], mb["actions"], *noise)
+        loss, _ = script.ppo_loss(*new, mb, args.clip_coef, args)
+        optimizer.zero_grad()
+        loss.backward()
+        max_norm = args.max_grad_norm or math.inf
+        clips.append(nn.utils.clip_grad_norm_(agent.parameters(), max_norm) > max_norm)
+        left = 1 - (i // 8) / 3 if args.anneal_lr else 1
+        optimizer.param_groups[0]["lr"] = 0.01 * left
         optimizer.step()
-        torch.testing.assert_close(norm, their_norm)  # the norm before clipping
-        assert (norm > 0.5) == (scale == 3)
-    for mine, other in zip(ours, theirs):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
-    assert state["step"] == 50
+    assert len(clips) == 3 * 8 and (name != "clipped" or sum(clips) > 12)
+    trained = torch.load(result["run_dir"] / "checkpoint.pt")["agent"]
+    for weight, value in agent.state_dict().items():
+        torch.testing.assert_close(trained[weight], value, rtol=0, atol=1e-5)
+        assert (value - start[weight]).abs().max() > 1e-3, weight
 
 
 # -- normalization --
+def fresh_rms(shape=()):
+    return mujoco.RunningMeanStd(np.zeros(shape), np.ones(shape))
+
+
 def test_running_mean_std_is_the_moments_of_all_rows_and_the_prior():
-    """The prior weighs 1e-4 rows of mean 0 and variance 1; merging batches of any size equals counting all at once."""
+    """The prior weighs 1e-4 rows of mean 0 and variance 1; the sizes of batches do not matter."""
     rng = np.random.default_rng(0)
-    batches = [rng.normal(5, 3, size=(n, 4)) for n in (1, 7, 0, 1, 50)]
-    rms = ppo.RunningMeanStd((4,))
+    batches = [rng.normal(5, 3, size=(n, 4)) for n in (1, 7, 1, 50)]
+    rms = fresh_rms(4)
     for batch in batches:
-        rms.update(batch)
+        rms = rms.update(batch)
     rows = np.concatenate(batches)
     count = len(rows) + 1e-4
     mean = rows.sum(0) / count
@@ -232,107 +246,142 @@ def test_running_mean_std_is_the_moments_of_all_rows_and_the_prior():
 
 def test_running_mean_std_gives_the_figures_of_baselines():
     """What openai/baselines ea25b9e computes for the same three batches."""
-    rms = ppo.RunningMeanStd((2,))
-    frozen = [
-        ([1.499950001666611, 3.333222225925802], [1.1667361062965402, 16.888729622593242], 3.0001),
-        ([3.6249093772655683, 2.4999375015624605], [14.421867960713298, 14.749812500781333], 4.0001),
-        ([2.583290278495358, 2.3332944450925814], [12.534641203200271, 9.888831480925964], 6.0001),
+    rms = fresh_rms(2)
+    frozen = [  # mean, variance
+        ([1.499950001666611, 3.333222225925802], [1.1667361062965402, 16.888729622593242]),
+        ([3.6249093772655683, 2.4999375015624605], [14.421867960713298, 14.749812500781333]),
+        ([2.583290278495358, 2.3332944450925814], [12.534641203200271, 9.888831480925964]),
     ]
     batches = [[[1.0, -2.0], [3.0, 4.0], [0.5, 8.0]], [[10.0, 0.0]], [[-1.0, 2.0], [2.0, 2.0]]]
-    for batch, (mean, var, count) in zip(batches, frozen):
-        rms.update(np.array(batch))
-        np.testing.assert_allclose([*rms.mean, *rms.var, rms.count], [*mean, *var, count], rtol=1e-12)
+    for batch, (mean, var), count in zip(batches, frozen, [3.0001, 4.0001, 6.0001], strict=True):
+        rms = rms.update(np.array(batch))
+        np.testing.assert_allclose(rms.mean, mean, rtol=1e-12)
+        np.testing.assert_allclose(rms.var, var, rtol=1e-12)
+        assert rms.count == pytest.approx(count, rel=1e-12)
 
 
-def test_running_mean_std_survives_a_checkpoint():
-    rms, restored = ppo.RunningMeanStd((3,)), ppo.RunningMeanStd((3,))
-    rms.update(np.random.default_rng(0).normal(size=(10, 3)))
-    restored.load_state_dict(rms.state_dict())
-    for one in (rms, restored):
-        one.update(np.full((2, 3), 1 / 3))
-    assert [*restored.mean, *restored.var, restored.count] == [*rms.mean, *rms.var, rms.count]
+def test_statistics_of_a_checkpoint_are_exact(run, spy):
+    """In float64, the count too: float32 knows no odd number above 16,777,216."""
+    updates = spy(mujoco.RunningMeanStd, "update")
+    result = run(total_timesteps=96)
+    checkpoint = torch.load(result["run_dir"] / "checkpoint.pt")
+    for name, shape in {"obs_rms": (2,), "return_rms": ()}.items():
+        last = [result for (rms, _), result in updates if rms.mean.shape == shape][-1]
+        assert all(tensor.dtype == torch.float64 for tensor in checkpoint[name]), name
+        for stored, value in zip(checkpoint[name], last, strict=True):
+            np.testing.assert_array_equal(stored.numpy(), value)
+        assert last.count == pytest.approx({"obs_rms": 98, "return_rms": 96}[name] + 1e-4)
 
 
 def test_observations_are_normalized_then_clipped(tiny_args):
-    rms = ppo.RunningMeanStd((2,))
-    rms.mean, rms.var = np.array([1.0, -2.0]), np.array([4.0, 0.0])
+    rms = mujoco.RunningMeanStd(np.array([1.0, -2.0]), np.array([4.0, 0.0]))
     obs = np.array([[2.0, -2.0], [41.0, -1.999]])
-    got = ppo.normalize_obs(rms, obs, tiny_args())
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, [[0.5, 0.0], [10.0, 10.0]], rtol=1e-6)
+
+    def normalized(**changes):
+        return mujoco.normalize_obs(rms, obs, tiny_args(**changes))
+
+    assert normalized().dtype == np.float32
+    np.testing.assert_allclose(normalized(), [[0.5, 0.0], [10.0, 10.0]], rtol=1e-6)
     unclipped = [[0.5, 0.0], [20.0, 10.0]]  # 0.001 / sqrt(0 + 1e-8) = 10
-    np.testing.assert_allclose(ppo.normalize_obs(rms, obs, tiny_args(clip_obs=0.0)), unclipped, rtol=1e-6)
-    np.testing.assert_allclose(ppo.normalize_obs(rms, obs, tiny_args(clip_obs=0.1))[1], [0.1, 0.1], rtol=1e-6)
-    assert (ppo.normalize_obs(rms, obs, tiny_args(norm_obs=False)) == obs.astype(np.float32)).all()
+    np.testing.assert_allclose(normalized(clip_obs=0.0), unclipped, rtol=1e-6)
+    np.testing.assert_allclose(normalized(clip_obs=0.1)[1], [0.1, 0.1], rtol=1e-6)
+    assert (normalized(norm_obs=False) == obs.astype(np.float32)).all()
 
 
 def test_rewards_are_scaled_then_clipped_but_not_centered(tiny_args):
-    rms = ppo.RunningMeanStd()
-    rms.mean, rms.var = np.float64(100.0), np.float64(4.0)
+    rms = mujoco.RunningMeanStd(np.array(100.0), np.array(4.0))
     reward = np.array([3.0, -50.0, 0.0])
-    np.testing.assert_allclose(ppo.normalize_reward(rms, reward, tiny_args()), [1.5, -10.0, 0.0])
-    np.testing.assert_allclose(ppo.normalize_reward(rms, reward, tiny_args(clip_reward=0.0)), [1.5, -25.0, 0.0])
-    np.testing.assert_allclose(ppo.normalize_reward(rms, reward, tiny_args(clip_reward=0.1)), [0.1, -0.1, 0.0])
-    assert (ppo.normalize_reward(rms, reward, tiny_args(norm_reward=False)) == reward).all()
+
+    def normalized(**changes):
+        return mujoco.normalize_reward(rms, reward, tiny_args(**changes))
+
+    np.testing.assert_allclose(normalized(), [1.5, -10.0, 0.0])
+    np.testing.assert_allclose(normalized(clip_reward=0.0), [1.5, -25.0, 0.0])
+    np.testing.assert_allclose(normalized(clip_reward=0.1), [0.1, -0.1, 0.0])
+    assert (normalized(norm_reward=False) == reward).all()
 
 
-@pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_reward_scaling_follows_the_order_of_baselines(env_id, script, spy):
-    """R = gamma R + r enters the variance, then the reward is scaled, then any end sets R to 0, also a time limit."""
-    ppo, run = script
-    updates, gae_calls = spy(ppo.RunningMeanStd, "update"), spy(ppo, "gae")
-    run(env_id=env_id, num_steps=16, total_timesteps=64)
-    fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
-    returns = list(itertools.islice(itertools.cycle([1, 1.99, 2.9701, 3.940399, 4.90099501]), 32))
+RETURNS = [1, 1.99, 2.9701, 3.940399, 4.90099501]  # discounted, of the scripted environment
+
+
+def check_scaling(fed: list, rewards: np.ndarray) -> None:
+    """R = gamma R + r enters the variance, then the reward is scaled, then any end sets R to 0."""
+    returns = list(itertools.islice(itertools.cycle(RETURNS), 32))
     np.testing.assert_allclose(fed, [[R, R] for R in returns], rtol=1e-12)
     seen, scaled = np.repeat(returns, 2), []
     for n in range(2, 65, 2):  # both returns of a step count before its reward is scaled
         mean = seen[:n].sum() / (n + 1e-4)
-        scaled.append(1 / math.sqrt((1e-4 + (seen[:n] ** 2).sum()) / (n + 1e-4) - mean**2 + 1e-8))
-    got = np.concatenate([rewards for (rewards, *_), _ in gae_calls])
-    np.testing.assert_allclose(got[:, 0], np.minimum(scaled, 10), rtol=1e-6)
-    np.testing.assert_array_equal(got[:, 0], got[:, 1])
+        var = (1e-4 + (seen[:n] ** 2).sum()) / (n + 1e-4) - mean**2
+        scaled.append(1 / math.sqrt(var + 1e-8))
+    np.testing.assert_allclose(rewards[:, 0], np.minimum(scaled, 10), rtol=1e-6)
+    np.testing.assert_array_equal(rewards[:, 0], rewards[:, 1])
 
 
-def test_gamma_of_the_reward_scaling_is_that_of_the_agent(script, spy):
-    ppo, run = script
-    updates = spy(ppo.RunningMeanStd, "update")
+@pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
+def test_reward_scaling_follows_the_order_of_baselines(env_id, run, spy, watch):
+    updates, seen = spy(mujoco.RunningMeanStd, "update"), watch(mujoco)
+    run(env_id=env_id)
+    fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
+    check_scaling(fed, np.concatenate([rollout.rewards for rollout in seen.rollouts]))
+
+
+def test_gamma_of_the_reward_scaling_is_that_of_the_agent(run, spy):
+    updates = spy(mujoco.RunningMeanStd, "update")
     run(gamma=0.5, num_steps=8, total_timesteps=16)
     fed = [x[0] for (rms, x), _ in updates if rms.mean.shape == ()]
     assert fed == [1, 1.5, 1.75, 1.875, 1.9375, 1, 1.5, 1.75]
 
 
-def test_reset_observations_count_and_terminal_ones_do_not(script, spy):
-    ppo, run = script
-    updates = spy(ppo.RunningMeanStd, "update")
-    run(num_steps=16, total_timesteps=64)
+def test_reset_observations_count_and_terminal_ones_do_not(run, spy):
+    updates = spy(mujoco.RunningMeanStd, "update")
+    run()
     fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]
-    assert fed == [[t % 5, t % 5] for t in range(33)]  # the reset, then one observation per step; 5 is terminal
+    assert fed == [[t % 5, t % 5] for t in range(33)]  # the reset, then one a step; 5 is terminal
 
 
 # -- the agent --
-def test_initial_scales(make_agent):
-    """Orthogonal: W W^T (or W^T W, for a tall W) is the square of the gain times the identity."""
-    agent = make_agent(num_obs=3, init_log_std=-0.7)
-    gains = {"actor_mean.0": 2**0.5, "actor_mean.2": 2**0.5, "actor_mean.4": 0.01}
+def make_agent(script=mujoco, num_obs=3, low=(-1.0, -1.0), high=(1.0, 1.0), **changes):
+    """An agent in float64 for `num_obs` numbers; of ppo.py with five actions."""
+    torch.manual_seed(0)
+    obs_space = gym.spaces.Box(-np.inf, np.inf, (num_obs,))
+    box = gym.spaces.Box(np.float32(low), np.float32(high))
+    action_space = gym.spaces.Discrete(5) if script is ppo else box
+    return script.Agent(obs_space, action_space, tiny(script, **changes)).double()
+
+
+def policy_network(agent) -> nn.Sequential:
+    return agent.actor_mean if hasattr(agent, "actor_mean") else agent.actor
+
+
+def test_initial_scales(script):
+    """Orthogonal: W W^T, or W^T W of a tall W, is the square of the gain times the identity."""
+    agent = make_agent(script)
+    name = "actor" if script is ppo else "actor_mean"
+    gains = {f"{name}.0": 2**0.5, f"{name}.2": 2**0.5, f"{name}.4": 0.01}
     gains |= {"critic.0": 2**0.5, "critic.2": 2**0.5, "critic.4": 1.0}
     modules = dict(agent.named_modules())
-    for name, gain in gains.items():
-        weight = modules[name].weight
-        gram = weight.T @ weight if weight.shape[0] > weight.shape[1] else weight @ weight.T
-        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)).double(), atol=1e-5 * gain**2, rtol=0)
-        assert not modules[name].bias.any()
-    assert not torch.equal(modules["actor_mean.2"].weight, modules["critic.2"].weight)
-    torch.testing.assert_close(agent.actor_logstd, torch.full((2,), -0.7).double(), atol=1e-7, rtol=0)
-    assert set(dict(agent.named_parameters())) == {f"{n}.{p}" for n in gains for p in ("weight", "bias")} | {
-        "actor_logstd"
-    }
+    for layer, gain in gains.items():
+        weight = modules[layer].weight
+        tall = weight.shape[0] > weight.shape[1]
+        gram = weight.T @ weight if tall else weight @ weight.T
+        identity = torch.eye(len(gram)).double()
+        torch.testing.assert_close(gram, gain**2 * identity, atol=1e-5 * gain**2, rtol=0)
+        assert not modules[layer].bias.any()
+    assert not torch.equal(modules[f"{name}.2"].weight, modules["critic.2"].weight)
+    parameters = {f"{layer}.{p}" for layer in gains for p in ("weight", "bias")}
+    parameters |= set() if script is ppo else {"actor_logstd"}
+    assert set(dict(agent.named_parameters())) == parameters
 
 
-def test_without_ortho_init_layers_are_those_of_torch(make_agent):
+def test_initial_deviation():
+    logstd = make_agent(init_log_std=-0.7).actor_logstd
+    torch.testing.assert_close(logstd, torch.full((2,), -0.7).double(), atol=1e-7, rtol=0)
+
+
+def test_without_ortho_init_layers_are_those_of_torch(script):
     """torch's default is uniform within 1 / sqrt(inputs), for weights and biases."""
-    agent = make_agent(num_obs=50, ortho_init=False)
-    layers = [module for module in agent.modules() if isinstance(module, torch.nn.Linear)]
+    agent = make_agent(script, num_obs=50, ortho_init=False)
+    layers = [module for module in agent.modules() if isinstance(module, nn.Linear)]
     assert len(layers) == 6
     for layer in layers:
         bound = layer.in_features**-0.5
@@ -341,36 +390,102 @@ def test_without_ortho_init_layers_are_those_of_torch(make_agent):
         assert 0 < layer.bias.abs().max() <= bound * (1 + 1e-6)
 
 
-def test_shared_network_shares_the_trunk_and_nothing_else(make_agent):
-    shared, separate = make_agent(shared_network=True), make_agent()
+def test_shared_network_shares_the_trunk_and_nothing_else(script):
+    shared, separate = make_agent(script, shared_network=True), make_agent(script)
+    policies = {agent: policy_network(agent) for agent in (shared, separate)}
     for i in (0, 2):
-        assert shared.actor_mean[i] is shared.critic[i] and separate.actor_mean[i] is not separate.critic[i]
-    assert shared.actor_mean[4] is not shared.critic[4]
-    trunk = sum(p.numel() for i in (0, 2) for p in shared.actor_mean[i].parameters())
+        assert policies[shared][i] is shared.critic[i]
+        assert policies[separate][i] is not separate.critic[i]
+    assert policies[shared][4] is not shared.critic[4]
+    trunk = sum(p.numel() for i in (0, 2) for p in shared.critic[i].parameters())
     sizes = [sum(p.numel() for p in agent.parameters()) for agent in (separate, shared)]
     assert sizes[0] - sizes[1] == trunk
     value = separate.get_value(torch.ones(5, 3).double()).sum()
-    grads = torch.autograd.grad(value, [separate.actor_mean[0].weight, separate.critic[0].weight], allow_unused=True)
+    weights = [policies[separate][0].weight, separate.critic[0].weight]
+    grads = torch.autograd.grad(value, weights, allow_unused=True)
     assert grads[0] is None and grads[1].abs().sum() > 0
 
 
-@pytest.mark.parametrize("activation, function", [("tanh", np.tanh), ("relu", lambda x: np.maximum(x, 0))])
-def test_network_by_hand_and_numpy_policy(activation, function, make_agent):
-    agent = make_agent(num_obs=11, low=[-1] * 3, high=[1] * 3, activation=activation, ortho_init=False)
+NETWORKS = [(ppo, {}, np.tanh), (mujoco, {"activation": "tanh"}, np.tanh)]
+NETWORKS += [(mujoco, {"activation": "relu"}, lambda x: np.maximum(x, 0))]
+
+
+@pytest.mark.parametrize("script, changes, function", NETWORKS, ids=["ppo", "tanh", "relu"])
+def test_networks_by_hand(script, changes, function):
+    agent = make_agent(script, num_obs=11, ortho_init=False, **changes)
     obs = np.random.default_rng(0).normal(size=(100, 11))
-    for network, torch_output in ((agent.actor_mean, agent.actor_mean), (agent.critic, agent.get_value)):
+    outputs = {policy_network(agent): policy_network(agent), agent.critic: agent.get_value}
+    for network, torch_output in outputs.items():
         hidden = obs
         for i in (0, 2, 4):
             weight, bias = (p.detach().numpy() for p in network[i].parameters())
-            hidden = hidden @ weight.T + bias if i == 4 else function(hidden @ weight.T + bias)
+            hidden = hidden @ weight.T + bias
+            hidden = hidden if i == 4 else function(hidden)
         got = torch_output(torch.from_numpy(obs)).detach().numpy()
         np.testing.assert_allclose(got, hidden if got.ndim == 2 else hidden[:, 0], atol=1e-12)
-    agent.float()
-    mean = agent.actor_mean(torch.from_numpy(obs).float()).detach().numpy()
-    np.testing.assert_allclose(agent.numpy_policy()(obs.astype(np.float32)), mean, rtol=0, atol=1e-6)
-    assert np.abs(mean).max() > 0.05
 
 
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_numpy_policy_is_the_policy_of_torch(activation):
+    agent = make_agent(num_obs=11, activation=activation, ortho_init=False).float()
+    obs = torch.randn(100, 11)
+    mean = agent.actor_mean(obs).detach().numpy()
+    policy = mujoco.numpy_policy(agent.actor_mean)
+    np.testing.assert_allclose(policy(obs.numpy()), mean, rtol=0, atol=1e-6)
+    assert policy(obs.numpy()).dtype == np.float32 and np.abs(mean).max() > 0.05
+
+
+@pytest.mark.parametrize("module", [nn.GELU(), nn.LayerNorm(64), nn.LeakyReLU(), nn.Sequential()])
+def test_numpy_policy_refuses_what_it_does_not_know(module):
+    network = nn.Sequential(nn.Linear(3, 64), module, nn.Linear(64, 2))
+    with pytest.raises(mujoco.UserError, match=type(module).__name__):
+        mujoco.numpy_policy(network)
+
+
+# -- discrete actions --
+def test_probabilities_are_the_softmax_of_the_logits():
+    agent = make_agent(ppo, ortho_init=False)
+    obs, actions = torch.randn(50, 3).double(), torch.arange(50) % 5
+    logprob, entropy, value = agent.evaluate_actions(obs, actions)
+    for i, logits in enumerate(agent.actor(obs).tolist()):
+        total = sum(math.exp(logit) for logit in logits)
+        probabilities = [math.exp(logit) / total for logit in logits]
+        assert logprob[i].item() == pytest.approx(math.log(probabilities[i % 5]), rel=1e-12)
+        surprise = -sum(p * math.log(p) for p in probabilities)
+        assert entropy[i].item() == pytest.approx(surprise, rel=1e-12)
+    torch.testing.assert_close(value, agent.get_value(obs))
+
+
+def test_actions_have_the_probabilities_of_the_policy():
+    """200,000 draws of Agent.act against the softmax; 4 is the 0.3% quantile of |z|, 5 times."""
+    agent, n = make_agent(ppo, ortho_init=False), 200_000
+    with torch.no_grad():
+        agent.actor[4].bias.copy_(torch.tensor([0.0, 1.0, -1.0, 2.0, -4.0]))
+        obs = torch.tensor([[0.5, -1.0, 2.0]]).double()
+        probabilities = Categorical(logits=agent.actor(obs)).probs[0]
+    actions = agent.act(obs.expand(n, 3), agent.draw_noise(n).double())
+    frequencies = torch.bincount(actions, minlength=5) / n
+    errors = (probabilities * (1 - probabilities) / n).sqrt()
+    assert ((frequencies - probabilities).abs() < 4 * errors).all()
+    assert probabilities.min() > 1e-4 and probabilities.max() - probabilities.min() > 0.4
+    modes = agent.act(obs.expand(9, 3), torch.zeros(9, 5).double())
+    assert modes.tolist() == [probabilities.argmax().item()] * 9
+
+
+def test_noise_is_drawn_for_every_step_and_environment():
+    torch.manual_seed(0)
+    gumbel = make_agent(ppo).draw_noise(400, 100)
+    assert gumbel.shape == (400, 100, 5) and len(gumbel.unique()) > 190_000
+    euler, n = 0.5772156649, gumbel.numel()  # the mean of a Gumbel variable; its variance is pi^2/6
+    assert abs(gumbel.mean() - euler) < 4 * math.pi / 6**0.5 / n**0.5
+    assert gumbel.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    normal = make_agent(mujoco).draw_noise(400, 100)
+    assert normal.shape == (400, 100, 2) and len(normal.unique()) > 78_000
+    assert abs(normal.mean()) < 4 / normal.numel() ** 0.5
+    assert normal.var().item() == pytest.approx(1, rel=0.02)
+
+
+# -- continuous actions --
 LOW, HIGH = (-1.0, -0.5, 0.0), (1.0, 2.0, 10.0)
 
 
@@ -383,31 +498,46 @@ def gaussian_inputs(agent, n: int):
     return obs, normal, normal.sample()
 
 
-def test_log_probability_and_entropy_are_those_of_a_diagonal_gaussian(make_agent):
+def test_log_probability_and_entropy_are_those_of_a_diagonal_gaussian():
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False)
     obs, normal, actions = gaussian_inputs(agent, 50)
-    logprob, entropy, value = agent.evaluate_actions(obs, actions)
-    torch.testing.assert_close(logprob, Independent(normal, 1).log_prob(actions), rtol=1e-12, atol=0)
-    torch.testing.assert_close(entropy, Independent(normal, 1).entropy(), rtol=1e-12, atol=0)
+    logprob, entropy, value = agent.evaluate_actions(obs, actions, torch.randn_like(actions))
+    joint = Independent(normal, 1)
+    torch.testing.assert_close(logprob, joint.log_prob(actions), rtol=1e-12, atol=0)
+    torch.testing.assert_close(entropy, joint.entropy(), rtol=1e-12, atol=0)
     torch.testing.assert_close(value, agent.get_value(obs))
     assert logprob.shape == entropy.shape == value.shape == (50,)
 
 
+def test_actions_are_mean_and_deviation_times_noise():
+    agent = make_agent(low=LOW, high=HIGH, ortho_init=False)
+    obs, normal, _ = gaussian_inputs(agent, 50)
+    noise = torch.randn(50, 3).double()
+    expected = normal.mean + torch.tensor([0.3, -1.0, 0.0]).exp() * noise
+    torch.testing.assert_close(agent.act(obs, noise), expected)
+    torch.testing.assert_close(agent.act(obs, 0 * noise), normal.mean)
+    assert not agent.act(obs, noise).requires_grad
+
+
 def squashed_distribution(normal):
-    middle, half = ((torch.tensor(HIGH) + sign * torch.tensor(LOW)).double() / 2 for sign in (1, -1))
-    return Independent(TransformedDistribution(normal, [TanhTransform(), AffineTransform(middle, half)]), 1)
+    middle, half = (
+        (torch.tensor(HIGH) + sign * torch.tensor(LOW)).double() / 2 for sign in (1, -1)
+    )
+    transforms = [TanhTransform(), AffineTransform(middle, half)]
+    return Independent(TransformedDistribution(normal, transforms), 1)
 
 
-def test_squashed_log_probability_is_that_of_the_transformed_distribution(make_agent):
+def test_squashed_log_probability_is_that_of_the_transformed_distribution():
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
     obs, normal, actions = gaussian_inputs(agent, 200)
     logprob, *_ = agent.evaluate_actions(obs, actions, torch.zeros_like(actions))
     in_env = torch.from_numpy(agent.env_action(actions.numpy()))
-    torch.testing.assert_close(logprob, squashed_distribution(normal).log_prob(in_env), rtol=1e-8, atol=1e-8)
+    expected = squashed_distribution(normal).log_prob(in_env)
+    torch.testing.assert_close(logprob, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("u", [-500.0, -30.0, 30.0, 500.0])
-def test_squashed_log_probability_is_finite_far_out(u, make_agent):
+def test_squashed_log_probability_is_finite_far_out(u):
     """log(1 - tanh(u)^2) is 2 log 2 - 2 |u| there, and 1 - tanh(u)^2 is 0 in floating point."""
     agent = make_agent(low=LOW, high=HIGH, squash_actions=True)
     actions = torch.full((1, 3), u, dtype=torch.float64)
@@ -415,14 +545,15 @@ def test_squashed_log_probability_is_finite_far_out(u, make_agent):
     expected = half.log().sum() + 3 * (2 * math.log(2) - 2 * abs(u))
     torch.testing.assert_close(agent.squash_log_det(actions)[0], expected, rtol=1e-12, atol=0)
     agent.float()
-    logprob, entropy, _ = agent.evaluate_actions(torch.zeros(1, 3), actions.float(), actions.float())
-    logprob.sum().backward()
+    far = actions.float()
+    logprob, entropy, _ = agent.evaluate_actions(torch.zeros(1, 3), far, far)
+    (logprob + entropy).sum().backward()
     assert torch.isfinite(logprob).all() and torch.isfinite(entropy).all()
     assert all(torch.isfinite(p.grad).all() for p in agent.parameters() if p.grad is not None)
 
 
-def test_squashed_entropy_estimate_is_unbiased(make_agent):
-    """Its mean over the noise is the mean of -log p over an independent sample of the transformed distribution."""
+def test_squashed_entropy_estimate_is_unbiased():
+    """Its mean over the noise is that of -log p over an independent sample of the distribution."""
     n = 100_000
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
     gaussian_inputs(agent, 1)
@@ -441,17 +572,49 @@ def test_squashed_entropy_estimate_is_unbiased(make_agent):
     assert standard_error < 0.01  # the tolerance means something
 
 
-def test_env_actions(make_agent):
-    """Clipped into the action space, squashed into it, or left alone."""
+def test_env_actions():
+    """Clipped into the action space, squashed into it, scaled to it, or left alone."""
     low, high = np.float32(LOW), np.float32(HIGH)
+    bounded = partial(make_agent, low=LOW, high=HIGH)
     actions = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32) * 10
-    clipped = make_agent(low=LOW, high=HIGH).env_action(actions)
+    clipped = bounded().env_action(actions)
     inside = (actions > low) & (actions < high)
     assert (clipped[inside] == actions[inside]).all() and inside.any() and not inside.all()
-    assert (clipped[actions >= high] == np.broadcast_to(high, clipped.shape)[actions >= high]).all()
-    assert (clipped[actions <= low] == np.broadcast_to(low, clipped.shape)[actions <= low]).all()
-    assert (make_agent(low=LOW, high=HIGH, clip_actions=False).env_action(actions) == actions).all()
-    squashed = make_agent(low=LOW, high=HIGH, squash_actions=True).env_action(actions)
+    highs, lows = (np.broadcast_to(bound, clipped.shape) for bound in (high, low))
+    assert (clipped[actions >= high] == highs[actions >= high]).all()
+    assert (clipped[actions <= low] == lows[actions <= low]).all()
+    assert (bounded(clip_actions=False).env_action(actions) == actions).all()
+    squashed = bounded(squash_actions=True).env_action(actions)
     expected = (high + low) / 2 + (high - low) / 2 * np.tanh(actions.astype(np.float64))
     np.testing.assert_allclose(squashed, expected, atol=2e-6)
     assert (squashed >= low).all() and (squashed <= high).all()
+    scaled = bounded(scale_actions=True, clip_actions=False).env_action(actions)
+    expected = (high + low) / 2 + (high - low) / 2 * actions.astype(np.float64)
+    np.testing.assert_allclose(scaled, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(
+        bounded(scale_actions=True).env_action(actions), scaled.clip(low, high)
+    )
+
+
+# -- ppo_multidiscrete.py, which still has the old form --
+@pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
+def test_reward_scaling_of_multidiscrete(env_id, run_box, spy):
+    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
+    gae_calls = spy(ppo_multidiscrete, "gae")
+    run_box(env_id=env_id)
+    fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
+    check_scaling(fed, np.concatenate([rewards for (rewards, *_), _ in gae_calls]))
+
+
+def test_gamma_of_the_reward_scaling_of_multidiscrete(run_box, spy):
+    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
+    run_box(gamma=0.5, num_steps=8, total_timesteps=16)
+    fed = [x[0] for (rms, x), _ in updates if rms.mean.shape == ()]
+    assert fed == [1, 1.5, 1.75, 1.875, 1.9375, 1, 1.5, 1.75]
+
+
+def test_observations_that_count_in_multidiscrete(run_box, spy):
+    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
+    run_box()
+    fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]
+    assert fed == [[t % 5, t % 5] for t in range(33)]
