@@ -71,10 +71,11 @@ for name, kwargs in SCRIPTED.items():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests run when they are asked for: pytest -m slow."""
+    """Tests with one of these marks run when -m says so: pytest -m e2e."""
     for item in items:
-        if "slow" in item.keywords and not config.getoption("-m"):
-            item.add_marker(pytest.mark.skip(reason="slow: pytest -m slow"))
+        for mark in {"slow", "e2e", "learning"} & set(item.keywords):
+            if not config.getoption("-m"):
+                item.add_marker(pytest.mark.skip(reason=f"{mark}: pytest -m {mark}"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1011 @@
+"""What every script of the new form promises, whatever its environments: one row of SCRIPTS each.
+
+Seeds, kills, resumption, bad input, bad checkpoints, full disks, evaluation, logs. A kill is an
+exception that nothing catches; real SIGKILLs are in the tests marked `e2e`, which start processes.
+"""
+
+import csv
+import importlib.util
+import itertools
+import json
+import math
+import os
+import pickle
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from dataclasses import fields
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import get_args
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from registry import SCRIPTS, Script
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+
+
+def cases_of(attribute: str):
+    """(script, fields) of every case of a dictionary of the registry."""
+    rows = [(row, *item) for row in SCRIPTS.values() for item in getattr(row, attribute).items()]
+    names = [f"{script.name}-{name}" for script, name, _ in rows]
+    cases = [(script, value) for script, _, value in rows]
+    return pytest.mark.parametrize("script, case", cases, ids=names)
+
+
+# -- environments --
+class Spaces(gym.Env):
+    """Nothing but its spaces: no run gets as far as a reset."""
+
+    def __init__(self, observation_space, action_space, render_mode=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.render_mode = render_mode
+
+
+BOX, IMAGE = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+for env_id, obs_space, action_space in [
+    ("Unbounded-v0", BOX, gym.spaces.Box(-np.inf, np.inf, (1,))),
+    ("Images-v0", IMAGE, BOX),
+    ("ImagesDiscrete-v0", IMAGE, gym.spaces.Discrete(2)),
+]:
+    spaces = {"observation_space": obs_space, "action_space": action_space}
+    gym.register(env_id, Spaces, kwargs=spaces)
+gym.register("EndlessCartPole-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+INVERTED = "gymnasium.envs.mujoco.inverted_pendulum_v4:InvertedPendulumEnv"
+gym.register("EndlessInvertedPendulum-v0", INVERTED)  # neither has a time limit
+
+OWN_ENV = """
+import gymnasium as gym
+import numpy as np
+
+class Own(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,))
+
+    def __init__(self, action_space, render_mode=None):
+        self.action_space, self.render_mode = action_space, render_mode
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        return np.full(3, self.t / 7, np.float32), 2.0, self.t == 7, False, {}
+
+discrete, box = gym.spaces.Discrete(3, start=5), gym.spaces.Box(-1, 1)
+gym.register("OwnDiscrete-v0", Own, kwargs={"action_space": discrete})
+gym.register("OwnBox-v0", Own, kwargs={"action_space": box})
+"""
+
+
+# -- runs --
+def train(script: Script, **changes) -> Path:
+    """The directory of a tiny run in the working directory."""
+    result = script.module.train(script.module.Args(**script.tiny | changes))
+    return Path(result["run_dir"]).resolve()
+
+
+def resume(script: Script, run_dir: Path, *flags: str) -> dict:
+    return script.module.train(script.module.parse_args(["--resume", str(run_dir), *flags]))
+
+
+def flags_of(script: Script, **changes) -> list[str]:
+    """The command line of a tiny run."""
+    flags = []
+    for name, value in (script.tiny | changes).items():
+        flags += flag_of(name, value)
+    return flags
+
+
+def flag_of(name: str, value) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """`folder("a")`: work in a new directory of that name from here on."""
+
+    def go(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        return tmp_path / name
+
+    return go
+
+
+@pytest.fixture(scope="module")
+def finished_runs(tmp_path_factory):
+    """The directory of a finished tiny run of each script, made once."""
+    made = {}
+
+    def get(script: Script) -> Path:
+        if script.name not in made:
+            home = os.getcwd()
+            os.chdir(tmp_path_factory.mktemp("finished"))
+            made[script.name] = train(script, exp_name="small", eval_episodes=2)
+            os.chdir(home)
+        return made[script.name]
+
+    return get
+
+
+@pytest.fixture
+def finished(finished_runs, tmp_path):
+    """A copy of it, relative to the working directory."""
+
+    def copy(script: Script) -> Path:
+        run_dir = finished_runs(script)
+        shutil.copytree(run_dir, tmp_path / "runs" / run_dir.name)
+        return Path("runs") / run_dir.name
+
+    return copy
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def checkpoint_of(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
+    """(step, return, length) of every episode; the seconds differ from run to run."""
+    with open(run_dir / "episodes.csv") as file:
+        rows = list(csv.DictReader(file))
+    return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in rows]
+
+
+def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every TensorBoard scalar by tag."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def assert_equal(a, b, name: str) -> None:
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), name
+        for key in a:
+            assert_equal(a[key], b[key], f"{name}.{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), name
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f"{name}[{i}]")
+    else:
+        assert a == b, name
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
+    a, b = checkpoint_of(one), checkpoint_of(other)
+    for checkpoint in (a, b):
+        del checkpoint["seconds"], checkpoint["episodes_size"], checkpoint["args"]["resume"]
+    assert_equal(a, b, "checkpoint")
+    assert a["envs"] is not None
+    episodes = episodes_of(one)
+    assert episodes == episodes_of(other) and episodes
+    clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
+    a, b = ({k: v for k, v in scalars_of(run).items() if k not in clocks} for run in (one, other))
+    assert a == b and len(a["losses/policy_loss"]) == checkpoint_of(one)["iteration"]
+
+
+def message_of(script: Script, *flags: str) -> str:
+    """The one line with which `main` stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script.path), *flags])
+        with pytest.raises(SystemExit) as stop:
+            script.module.main()
+    message = stop.value.code
+    assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
+    return message
+
+
+def lacks(message: str, words: list[str]) -> list[str]:
+    return [word for word in words if word not in message]
+
+
+# -- seeds --
+@scripts
+def test_same_seed_same_run_another_seed_another(script, folder):
+    runs = []
+    for name, seed in (("one", 3), ("other", 3), ("another", 4)):
+        folder(name)
+        runs.append(train(script, seed=seed))
+    assert_same_run(runs[0], runs[1])
+    assert episodes_of(runs[0]) != episodes_of(runs[2])
+    a, b = (checkpoint_of(run)["agent"] for run in runs[1:])
+    assert all(not torch.equal(a[name], b[name]) for name in a if name.endswith("weight"))
+
+
+# -- kills --
+class Killed(BaseException):
+    """Instead of a SIGKILL: no script catches it."""
+
+
+def write_half(torch_save, state: dict, file) -> None:
+    torch_save(state, "whole.pt")
+    whole = Path("whole.pt").read_bytes()
+    file.write(whole[: len(whole) // 2])
+    file.flush()
+
+
+def kill_at(patch: pytest.MonkeyPatch, script: Script, place: str, n: int) -> None:
+    """Let the n-th call of something be the last that happens."""
+    calls = itertools.count(1)
+
+    def last(owner, name: str, before=lambda original, *args: None) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            if next(calls) == n:
+                before(original, *args)
+                raise Killed
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, wrapped)
+
+    make_envs = script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        last(envs, "step")
+        return envs
+
+    match place:
+        case "rollout":
+            patch.setattr(script.module, "make_envs", watched)
+        case "update":
+            last(script.module, "ppo_loss")
+        case "writing":
+            last(torch, "save", write_half)
+        case "before renaming":
+            last(os, "replace")
+        case "after renaming":
+            last(os, "replace", lambda replace, *args: replace(*args))
+
+
+def killed(script: Script, place: str, n: int, start) -> Path:
+    """The directory of the run, which `start()` starts or resumes, after the kill."""
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, script, place, n)
+        with pytest.raises(Killed):
+            start()
+    (run_dir,) = Path("runs").iterdir()
+    for file in run_dir.glob("events.*"):  # whose names are in order if they differ by a second
+        if not re.search(r"tfevents\.0{5}", file.name):
+            old = len(list(run_dir.glob("events.out.tfevents.00000*")))
+            file.rename(run_dir / f"events.out.tfevents.{old:010d}.killed")
+    return run_dir
+
+
+@cases_of("exact")
+def test_killed_and_resumed_is_never_stopped(script, case, folder):
+    """Five kills of one run; a checkpoint is written in every iteration."""
+    folder("whole")
+    whole = train(script, **case)
+    folder("killed")
+    flags = script.tiny | case
+    draw = random.Random(zlib.crc32(repr((script.name, case)).encode())).randint
+    kills = [
+        ("writing", 2),  # the checkpoint of iteration 2; that of 1 stays
+        ("rollout", draw(1, flags["num_steps"])),  # of 2
+        ("before renaming", 2),  # the checkpoint of 3; that of 2 stays
+        ("update", draw(1, flags["num_minibatches"] * flags["update_epochs"])),  # of 3
+        ("after renaming", 1),  # the checkpoint of 3
+    ]
+    kept = []
+    run_dir = killed(script, *kills[0], lambda: train(script, **case))
+    for kill in kills[1:]:
+        kept.append(checkpoint_of(run_dir)["iteration"])
+        (run_dir / "checkpoint.tmp").write_bytes(b"left by another crash")
+        with open(run_dir / "episodes.csv", "a") as file:
+            file.write("1,2,3,4\n1,2")  # half a line, too
+        killed(script, *kill, lambda: resume(script, run_dir))
+    assert [*kept, checkpoint_of(run_dir)["iteration"]] == [1, 1, 2, 2, 3]
+    resume(script, run_dir)
+    assert_same_run(run_dir, whole)
+    assert not (run_dir / "checkpoint.tmp").exists()
+
+
+@scripts
+def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_resume(script):
+    run_dir = killed(script, "writing", 1, lambda: train(script))
+    assert (run_dir / "checkpoint.tmp").stat().st_size > 1000
+    message = message_of(script, "--resume", str(run_dir))
+    assert lacks(message, ["no checkpoint", str(run_dir)]) == []
+
+
+@cases_of("inexact")
+def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script, case, monkeypatch):
+    run_dir = killed(script, "after renaming", 3, lambda: train(script, **case))
+    before, checkpoint = episodes_of(run_dir), checkpoint_of(run_dir)
+    assert checkpoint["envs"] is None and checkpoint["iteration"] == 3
+    seeds, make_envs = [], script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(script.module, "make_envs", watched)
+    result = resume(script, run_dir)
+    args = script.module.Args(**script.tiny | case)
+    assert result["global_step"] == args.num_iterations * args.batch_size
+    assert seeds[-1] not in range(args.seed, args.seed + args.num_envs)  # not the same again
+    episodes = episodes_of(run_dir)
+    assert episodes[: len(before)] == before
+    for step, _, length in episodes[len(before) :]:  # lengths begin with the environments
+        assert length * args.num_envs <= step - checkpoint["global_step"]
+    assert checkpoint_of(run_dir)["iteration"] == args.num_iterations
+    steps = [step for step, _ in scalars_of(run_dir)["losses/policy_loss"]]
+    assert steps == [args.batch_size * i for i in range(1, args.num_iterations + 1)]
+
+
+@scripts
+@pytest.mark.parametrize("seconds, expected", [(60, [1, 4]), (0, [1, 2, 3, 4])])
+def test_checkpoints_are_of_the_first_and_last_iteration_and_by_the_clock(
+    script, seconds, expected, monkeypatch
+):
+    saved, save = [], script.module.save_checkpoint
+    both = lambda run_dir, state: saved.append(state["iteration"]) or save(run_dir, state)  # noqa: E731
+    monkeypatch.setattr(script.module, "save_checkpoint", both)
+    train(script, checkpoint_seconds=seconds)
+    assert saved == expected
+
+
+# -- finished runs --
+@scripts
+def test_a_finished_run_is_refused_and_left_alone(script, finished):
+    run_dir = finished(script)
+    before = contents(Path())
+    assert lacks(message_of(script, "--resume", str(run_dir)), ["complete", str(run_dir)]) == []
+    args = script.module.Args(**script.tiny | {"resume": str(run_dir)})
+    with pytest.raises(script.module.UserError, match="complete"):
+        script.module.train(args)
+    assert contents(Path()) == before
+
+
+@scripts
+def test_a_longer_total_extends_a_run_that_anneals_nothing(script, folder):
+    constant = dict.fromkeys(script.annealing, False)
+    folder("long")
+    long = train(script, **constant)
+    folder("short")
+    half = script.tiny["total_timesteps"] // 2
+    short = train(script, **constant, total_timesteps=half)
+    resume(script, short, "--total-timesteps", str(2 * half))
+    assert_same_run(short, long)
+
+
+@scripts
+def test_nothing_else_changes_the_length_of_a_run(script, finished, folder):
+    total = script.tiny["total_timesteps"]
+    for switch in script.annealing:
+        folder(switch)
+        run_dir = train(script, **dict.fromkeys(script.annealing, False) | {switch: True})
+        message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "9999")
+        assert f"total_timesteps ({total} to 9999)" in message
+    folder("shorter")
+    run_dir = train(script, **dict.fromkeys(script.annealing, False))
+    message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "128")
+    assert f"total_timesteps ({total} to 128)" in message
+
+
+# -- configuration of a run --
+def other_value(field, value):
+    """A valid value that is not this one."""
+    if options := get_args(field.type):
+        return next((x for x in options if isinstance(x, str) and x != value), None)
+    if isinstance(value, bool):
+        return not value
+    return {int: lambda: 2 * value or 1, float: lambda: value / 2 + 0.25, str: lambda: value + "x"}[
+        field.type
+    ]()
+
+
+@pytest.fixture
+def everything_is_there(monkeypatch):
+    """A GPU and wandb, as far as checks see; returns the stub of wandb."""
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return wandb
+
+
+@scripts
+@pytest.mark.parametrize("how", ["--resume", "--evaluate"])
+def test_a_run_keeps_its_configuration(script, how, finished, everything_is_there):
+    """Flag by flag: what does not change what is learned may differ, the rest may not."""
+    run_dir = finished(script)
+    before, module = contents(Path()), script.module
+    stored = checkpoint_of(run_dir)["args"]
+    wrong, defaults = [], vars(module.Args())
+    assert any(stored[name] != defaults[name] for name in stored)
+    for field in fields(module.Args):
+        name, old = field.name, stored[field.name]
+        if name in ("resume", "evaluate"):
+            continue
+        optional = {"target_kl": 0.5, "wandb_entity": "team"}
+        new = optional[name] if name in optional else other_value(field, old)
+        try:
+            args = module.parse_args([how, str(run_dir), *flag_of(name, new)])
+            kept = vars(args) | {"resume": None, "evaluate": None}
+            if name not in script.free or kept != stored | {name: new}:
+                wrong.append((name, "accepted", kept[name]))
+        except module.UserError as error:
+            if name in script.free or f" {name} ({old} to {new})" not in str(error):
+                wrong.append((name, str(error)))
+    assert wrong == [] and contents(Path()) == before
+
+
+@scripts
+def test_a_default_is_a_change_where_the_run_has_another_value(script, finished):
+    run_dir = finished(script)
+    default = script.module.Args().num_steps
+    flags = ["--num-steps", str(default), "--gamma", "0.5"]
+    message = message_of(script, "--resume", str(run_dir), *flags)
+    assert lacks(message, [f"num_steps (32 to {default})", "gamma (0.99 to 0.5)"]) == []
+
+
+# -- bad flags --
+@scripts
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf"])
+def test_every_number_is_checked(script, value, tmp_path, capsys):
+    """A flag takes 0 or less only where the registry says that it means something."""
+    wrong, module = [], script.module
+    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name == "target_kl"]
+    assert len(numbers) > 15
+    for field in numbers:
+        flag = f"--{field.name.replace('_', '-')}"
+        allowed = value == "0" and field.name in script.zero
+        allowed |= value == "-1" and field.name in script.negative
+        try:
+            args = module.parse_args([flag, value])
+            if not allowed or getattr(args, field.name) != float(value):
+                wrong.append((flag, "accepted"))
+        except module.UserError as error:
+            number = str(field.type(value) if field.type is int else float(value))
+            if allowed or lacks(str(error), [f"{flag} ({number})"]):
+                wrong.append((flag, str(error)))
+        except SystemExit as stop:  # tyro: nan is no int
+            said = "".join(capsys.readouterr())
+            if field.type is not int or "n" not in value or flag not in said or stop.code == 0:
+                wrong.append((flag, "tyro", said))
+    assert wrong == [] and list(tmp_path.iterdir()) == []
+
+
+BAD_FLAGS = {
+    "--num-envs 3 --num-steps 5 --num-minibatches 4": ["3 * 5", "15", "--num-minibatches (4)"],
+    "--num-minibatches 9999999": ["--num-minibatches (9999999)"],
+    "--num-envs 2 --num-steps 32 --total-timesteps 63": ["--total-timesteps (63)", "2 * 32", "64"],
+    "--gamma 1.5": ["--gamma (1.5)"],
+    "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
+    "--resume nowhere": ["no checkpoint", "nowhere"],
+    "--evaluate nowhere": ["no checkpoint", "nowhere"],
+}
+
+
+@scripts
+@pytest.mark.parametrize("flags", BAD_FLAGS)
+def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(script, flags, tmp_path):
+    message = message_of(script, *flags.split())
+    assert lacks(message, BAD_FLAGS[flags]) == [] and list(tmp_path.iterdir()) == []
+
+
+@cases_of("bad_flags")
+def test_unknown_choices_and_flags_end_in_the_parser(script, case, capsys, tmp_path):
+    """Every string of Literal, and what is no flag, is tyro's to refuse."""
+    bad_flags = {flags: words for flags, words in script.bad_flags.items() if words is case}
+    for flags, words in ({"--no-such-flag 1": ["--no-such-flag"]} | bad_flags).items():
+        with pytest.raises(SystemExit) as stop:
+            script.module.parse_args(flags.split())
+        assert stop.value.code == 2 and lacks("".join(capsys.readouterr()), words) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@scripts
+def test_environments_that_do_not_fit_are_named(script, tmp_path):
+    unknown = {
+        "Nothing-v0": ["Nothing-v0"],
+        "CartPole-v99": ["CartPole-v99"],
+        "no_such_module:CartPole-v1": ["no_such_module"],
+        "json:Nothing-v0": ["json:Nothing-v0"],
+    }
+    for env_id, words in (unknown | script.wrong_env).items():
+        flags = [*flags_of(script), "--env-id", *env_id.split()]
+        assert lacks(message_of(script, *flags), words) == [], env_id
+    assert list(tmp_path.iterdir()) == []
+
+
+@scripts
+def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, tmp_path, finished):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
+    assert list(tmp_path.iterdir()) == []
+    flags = ["--evaluate", str(finished(script)), "--eval-episodes", "0"]
+    assert "--eval-episodes" in message_of(script, *flags)
+
+
+@scripts
+def test_a_blocked_run_directory_is_one_line(script):
+    Path("runs").write_text("a file")
+    assert "runs" in message_of(script, *flags_of(script))
+    assert Path("runs").read_text() == "a file"
+
+
+# CleanRL's ppo.py and ppo_continuous_action.py at e648ee2 -> their defaults, in their order.
+# save_model, upload_model and hf_entity are left out (a checkpoint is always written), and
+# batch_size, minibatch_size and num_iterations, which are fields that only CleanRL itself fills.
+CLEANRL = {
+    "exp_name": ("ppo", "ppo_continuous_action"),
+    "seed": (1, 1),
+    "torch_deterministic": (True, True),
+    "cuda": (True, True),
+    "track": (False, False),
+    "wandb_project_name": ("cleanRL", "cleanRL"),
+    "wandb_entity": (None, None),
+    "capture_video": (False, False),
+    "env_id": ("CartPole-v1", "HalfCheetah-v4"),
+    "total_timesteps": (500_000, 1_000_000),
+    "learning_rate": (2.5e-4, 3e-4),
+    "num_envs": (4, 1),
+    "num_steps": (128, 2048),
+    "anneal_lr": (True, True),
+    "gamma": (0.99, 0.99),
+    "gae_lambda": (0.95, 0.95),
+    "num_minibatches": (4, 32),
+    "update_epochs": (4, 10),
+    "norm_adv": (True, True),
+    "clip_coef": (0.2, 0.2),
+    "clip_vloss": (True, True),
+    "ent_coef": (0.01, 0.0),
+    "vf_coef": (0.5, 0.5),
+    "max_grad_norm": (0.5, 0.5),
+    "target_kl": (None, None),
+}
+OURS = {"exp_name", "cuda", "wandb_project_name"}  # of which our default is another
+CLEANRL_OF = {"ppo": 0, "ppo_continuous_mujoco": 1}
+
+
+@scripts
+def test_flags_of_cleanrl_parse_and_have_its_order_and_defaults(script, everything_is_there):
+    module = script.module
+    names = [field.name for field in fields(module.Args)]
+    assert [name for name in names if name in CLEANRL] == list(CLEANRL)
+    if script.name in CLEANRL_OF:
+        theirs = {name: CLEANRL[name][CLEANRL_OF[script.name]] for name in CLEANRL.keys() - OURS}
+        assert {name: getattr(module.Args(), name) for name in theirs} == theirs
+    given = {name: values[0] for name, values in CLEANRL.items()}
+    given |= {"wandb_entity": "team", "target_kl": 0.01, "seed": 7}
+    for switches in (True, False):
+        given |= {name: switches for name, value in given.items() if isinstance(value, bool)}
+        flags = [word for item in given.items() for word in flag_of(*item)]
+        args = module.parse_args(flags)
+        assert {name: getattr(args, name) for name in given} == given
+
+
+@scripts
+def test_help_shows_every_flag_with_its_own_words(script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        script.module.parse_args(["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert stop.value.code in (0, None)
+    for field in fields(script.module.Args):
+        assert f"--{field.name.replace('_', '-')} " in shown, field.name
+    assert "learning rate of Adam" in shown
+
+
+# -- bad checkpoints --
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("owned",)
+
+
+def spoil(run_dir: Path, how: str) -> None:
+    path = run_dir / "checkpoint.pt"
+    whole = path.read_bytes()
+    checkpoint = checkpoint_of(run_dir)
+    match how:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "half":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "last bytes missing":
+            path.write_bytes(whole[:-20])
+        case "text":
+            path.write_text("no checkpoint")
+        case "hostile":
+            torch.save(checkpoint | {"args": Hostile()}, path)
+        case "hostile pickle":
+            path.write_bytes(pickle.dumps(Hostile()))
+        case "another script":
+            torch.save(checkpoint | {"args": checkpoint["args"] | {"beta_clone": 1.0}}, path)
+        case "older flags":
+            del checkpoint["args"]["gamma"]
+            torch.save(checkpoint, path)
+        case "no dictionary":
+            torch.save([1, 2], path)
+        case "only arguments":
+            torch.save({"args": checkpoint["args"]}, path)
+
+
+SPOILT = ["missing", "empty", "half", "last bytes missing", "text", "hostile", "hostile pickle"]
+SPOILT += ["another script", "older flags", "no dictionary", "only arguments"]
+
+
+@scripts
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_bad_checkpoint_is_refused_in_one_line_and_left_alone(script, how, finished):
+    run_dir = finished(script)
+    spoil(run_dir, how)
+    before = contents(Path())
+    for flag in ("--resume", "--evaluate"):
+        assert str(run_dir / "checkpoint.pt") in message_of(script, flag, str(run_dir))
+    with pytest.raises(script.module.UserError):
+        script.module.train(script.module.Args(**script.tiny | {"resume": str(run_dir)}))
+    assert contents(Path()) == before and not Path("owned").exists()
+
+
+def test_a_hostile_checkpoint_would_have_run():
+    """The same file does its damage when it is read the usual way: the test above can fail."""
+    torch.save(Hostile(), "hostile.pt")
+    torch.load("hostile.pt", weights_only=False)
+    assert Path("owned").is_dir()
+
+
+@scripts
+def test_a_checkpoint_of_another_shape_is_refused(script, finished):
+    run_dir = finished(script)
+    checkpoint = checkpoint_of(run_dir)
+    other = next(case["env_id"] for case in reversed(script.exact.values()))
+    checkpoint["args"] |= {"env_id": other, "total_timesteps": 960, "eval_episodes": 1}
+    torch.save(checkpoint, run_dir / "checkpoint.pt")
+    before = contents(Path())
+    for flag in ("--resume", "--evaluate"):
+        assert "does not fit" in message_of(script, flag, str(run_dir))
+        assert contents(Path()) == before
+
+
+# -- disks --
+@scripts
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, monkeypatch):
+    """No file may grow past 4 kB from the n-th checkpoint on, which is larger."""
+    limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), itertools.count(1)
+    save = script.module.save_checkpoint
+
+    def full(*args):
+        if next(calls) == nth:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        save(*args)
+
+    monkeypatch.setattr(script.module, "save_checkpoint", full)
+    try:
+        message_of(script, *flags_of(script))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (run_dir,) = Path("runs").iterdir()
+    if nth == 1:
+        assert not (run_dir / "checkpoint.pt").exists()
+        return
+    assert checkpoint_of(run_dir)["iteration"] == nth - 1
+    monkeypatch.undo()
+    monkeypatch.chdir(run_dir.parent.parent)
+    resume(script, run_dir)
+    assert checkpoint_of(run_dir)["iteration"] == 4
+
+
+@scripts
+def test_two_runs_of_one_second_never_share_a_directory(script, monkeypatch):
+    clock = itertools.count(1_700_000_000_000_000)  # microseconds
+    monkeypatch.setattr(script.module, "time", SimpleNamespace(time=lambda: next(clock) / 1e6))
+    run_dir = train(script)
+    before = contents(Path())
+    assert run_dir.name in message_of(script, *flags_of(script))
+    assert contents(Path()) == before
+    assert train(script, seed=2) != run_dir
+
+
+# -- numbers --
+@scripts
+def test_losses_that_are_not_finite_stop_the_run(script):
+    """The reward is NaN from step 40, in iteration 2, on."""
+    with pytest.raises(script.module.UserError, match="iteration 2 .*not finite.*nan"):
+        train(script, **script.poisoned)
+    (run_dir,) = Path("runs").iterdir()
+    checkpoint = checkpoint_of(run_dir)
+    assert checkpoint["iteration"] == 1
+    assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
+
+
+@scripts
+def test_tags_are_those_documented(script):
+    run_dir = train(script, eval_episodes=1)
+    scalars = scalars_of(run_dir)
+    assert scalars.keys() == script.tags
+    assert [step for step, _ in scalars["losses/policy_loss"]] == [64, 128, 192, 256]
+    assert [step for step, _ in scalars["eval/episodic_return"]] == [256]
+    assert all(math.isfinite(value) for tag in scalars.values() for _, value in tag)
+    episodes = [(step, value) for step, value, _ in episodes_of(run_dir)]
+    assert scalars["charts/episodic_return"] == pytest.approx(episodes) and len(episodes) > 2
+
+
+@scripts
+def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--seed", "1"])
+    run_dir = train(script)
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"] == vars(script.module.Args(**script.tiny))
+    assert config["command"] == "script.py --seed 1"
+    assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["gymnasium"] == gym.__version__
+    assert config["threads"] == 1 and "core" in config["hardware"] and config["load"] >= 0
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|", config["commit"])
+    assert (run_dir / script.path.name).read_bytes() == script.path.read_bytes()
+    files = {file.name.split(".tfevents")[0] for file in run_dir.iterdir()}
+    expected = {"config.json", "episodes.csv", "checkpoint.pt", script.path.name, "events.out"}
+    assert files == expected
+    name = rf"{script.tiny['env_id']}__{script.name}__1__\d{{10}}"
+    assert re.fullmatch(name, run_dir.name) and run_dir.parent.name == "runs"
+    assert re.match(r"step,return,length,seconds\n\d+,", (run_dir / "episodes.csv").read_text())
+
+
+# -- evaluation --
+def play(script: Script, run_dir: Path, *flags: str) -> list[float]:
+    args = script.module.parse_args(["--evaluate", str(run_dir), *flags])
+    return script.module.evaluate(args, Path(args.evaluate))
+
+
+@scripts
+def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys):
+    run_dir = finished(script)
+    before = contents(Path())
+    at_the_end = scalars_of(run_dir)["eval/episodic_return"]  # of two episodes
+    sampled, again = (play(script, run_dir, "--eval-episodes", "6") for _ in range(2))
+    assert sampled == again and len(sampled) == 6 and len(set(sampled)) > 1
+    assert f"{np.mean(sampled):.1f}" in capsys.readouterr().out
+    assert [value for _, value in at_the_end] == pytest.approx([np.mean(sampled[:2])])
+    assert contents(Path()) == before
+
+
+@scripts
+def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
+    """Greedy episodes by hand: the network in NumPy, observations normalized as stored."""
+    run_dir = finished(script)
+    returns = play(script, run_dir, "--eval-episodes", "3", "--eval-deterministic")
+    checkpoint = checkpoint_of(run_dir)
+    weights = {name: tensor.double().numpy() for name, tensor in checkpoint["agent"].items()}
+    env, expected = gym.make(script.tiny["env_id"]), []
+    for episode in range(3):
+        obs, over, total = env.reset(seed=1_000_000 + episode)[0], False, 0.0
+        while not over:
+            action = script.by_hand(weights, checkpoint, obs.astype(np.float64))
+            obs, reward, terminated, truncated, _ = env.step(action)
+            over, total = terminated or truncated, total + reward
+        expected.append(total)
+    assert returns == pytest.approx(expected)
+
+
+# -- commands, environments and services --
+@scripts
+@pytest.mark.parametrize("uv", [True, False])
+def test_the_printed_command_starts_as_the_script_was_started(script, uv, monkeypatch, capsys):
+    if uv:
+        monkeypatch.setenv("UV", "uv")
+    else:
+        monkeypatch.delenv("UV", raising=False)
+    run_dir = train(script, exp_name="two words")
+    out = capsys.readouterr().out
+    (command,) = [line for line in out.splitlines() if "--resume" in line]
+    words = shlex.split(command.partition(": ")[2])
+    assert words[:-3] == (["uv", "run"] if uv else ["python"])
+    assert Path(words[-3]).resolve() == script.path and words[-2] == "--resume"
+    assert Path(words[-1]).resolve() == run_dir and "CPU" in out
+
+
+@scripts
+def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
+    """In a module beside, without a time limit, with the actions that it names."""
+    module = f"own_env_of_{script.name}"
+    (tmp_path / f"{module}.py").write_text(OWN_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    env_id = f"{module}:{script.own['env_id']}"
+    run_dir = train(script, **script.own | {"env_id": env_id, "eval_episodes": 1})
+    assert ":" not in run_dir.name and module in run_dir.name
+    episodes = [(value, length) for _, value, length in episodes_of(run_dir)]
+    assert episodes == [(14.0, 7)] * (2 * (128 // 7))
+    assert scalars_of(run_dir)["eval/episodic_return"] == [(256, 14.0)]
+    assert play(script, run_dir, "--eval-episodes", "2") == [14.0, 14.0]
+
+
+@scripts
+def test_a_resumed_run_goes_on_in_the_same_wandb_run(script, everything_is_there):
+    calls = []
+    everything_is_there.init = lambda **kwargs: calls.append(kwargs)
+    names = {"wandb_project_name": "project", "wandb_entity": "team", "track": True}
+    run_dir = killed(script, "after renaming", 2, lambda: train(script, **names))
+    resume(script, run_dir)
+    first, second = calls
+    assert (first["project"], first["entity"]) == ("project", "team")
+    assert first["id"] == second["id"] == run_dir.name and second["resume"] in ("allow", "must")
+    assert first["sync_tensorboard"] and first["config"]["num_steps"] == 32
+    resume_off = script.module.parse_args(["--resume", str(run_dir), "--no-track"])
+    assert not resume_off.track
+
+
+@scripts
+def test_importing_a_script_starts_nothing(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--no-such-flag"])
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a process"))
+    before = (
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+        threading.active_count(),
+        sorted(os.environ),
+    )
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    spec = importlib.util.spec_from_file_location("imported_again", script.path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "imported_again", module)
+    spec.loader.exec_module(module)
+    after = (
+        torch.get_rng_state(),
+        torch.get_num_threads(),
+        threading.active_count(),
+        sorted(os.environ),
+    )
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+    assert list(tmp_path.iterdir()) == [] and "".join(capsys.readouterr()) == ""
+    assert module.Args().exp_name == script.name
+
+
+# -- processes --
+def command(script: Script, *flags: str, path: Path | None = None) -> list[str]:
+    return [sys.executable, str(path or script.path), *flags]
+
+
+def process(script: Script, *flags: str, path=None, **kwargs) -> subprocess.CompletedProcess:
+    options = {"capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(command(script, *flags, path=path), **options | kwargs)
+
+
+def the_run(folder: Path = Path()) -> Path:
+    (run_dir,) = (folder / "runs").iterdir()
+    return run_dir
+
+
+def wait_for(condition, running: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert running.poll() is None and time.monotonic() < deadline, running.poll()
+        time.sleep(0.01)
+
+
+@pytest.mark.e2e
+@scripts
+def test_sigkill_at_random_moments(script, folder):
+    """Three processes are killed in a run of some seconds; the printed command resumes it."""
+    case = list(script.exact.values())[1] | {"total_timesteps": 12_800}
+    flags = flags_of(script, **case)
+    home = folder("killed")
+    draw = random.Random(script.name)
+    words = command(script, *flags)
+    for kill in range(3):
+        with open("out.txt", "w") as out:
+            running = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
+        path = home / "runs"
+        age = lambda: max((f.stat().st_mtime_ns for f in path.glob("*/checkpoint.pt")), default=0)  # noqa: E731
+        before = age()
+        wait_for(lambda: age() > before, running)
+        time.sleep(draw.uniform(0, 0.3))
+        running.kill()
+        assert running.wait() == -signal.SIGKILL
+        assert 1 <= checkpoint_of(the_run())["iteration"] < 12_800 // 256
+        (line,) = [line for line in Path("out.txt").read_text().splitlines() if "--resume" in line]
+        words = shlex.split(line.partition(": ")[2])
+        assert words[0] == "python"
+        words[0] = sys.executable
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_dir = the_run().resolve()
+    folder("whole")
+    assert_same_run(run_dir, train(script, **case))
+
+
+@pytest.mark.e2e
+@cases_of("inexact")
+def test_ctrl_c_is_one_line(script, case, tmp_path):
+    """A terminal sends SIGINT to the whole process group, workers included."""
+    flags = flags_of(script, **case | {"total_timesteps": 10_000_000})
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = subprocess.Popen(command(script, *flags), **pipes, start_new_session=True)
+    wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")), running)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 1 and "Traceback" not in err, err
+    assert err.rstrip().splitlines()[-1] == "stopped"
+    script.module.load_checkpoint(the_run())
+
+
+@pytest.mark.e2e
+@scripts
+def test_a_script_runs_alone_in_an_empty_directory(script, tmp_path):
+    shutil.copy(script.path, tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    flags = flags_of(script, eval_episodes=1)
+    done = process(script, *flags, path=Path(script.path.name), env=environment)
+    assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
+    assert not re.search("Warning|Error|Traceback", done.stderr), done.stderr
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names <= {script.path.name, "runs", "__pycache__"}
+    assert (the_run() / script.path.name).read_bytes() == script.path.read_bytes()
+    done = process(script, "--evaluate", str(the_run()), path=Path(script.path.name))
+    assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.e2e
+@scripts
+def test_bad_input_ends_a_process_with_one_line_and_an_exit_code(script, tmp_path):
+    done = process(script, "--num-minibatches", "9999999")
+    assert done.returncode == 1 and done.stdout == "" and list(tmp_path.iterdir()) == []
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.e2e
+@scripts
+def test_tracking_works_offline(script):
+    """With the real wandb: two processes, one run."""
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    environment.pop("WANDB_SERVICE", None)  # of a tracked run in this process
+    constant = dict.fromkeys(script.annealing, False)
+    done = process(script, *flags_of(script, track=True, **constant), env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    longer = ["--resume", str(the_run()), "--total-timesteps", "512"]
+    done = process(script, *longer, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = list(the_run().glob("wandb/offline-run-*/*.wandb"))
+    assert {file.name for file in files} == {f"run-{the_run().name}.wandb"}
+
+
+@pytest.mark.e2e
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@scripts
+def test_videos_of_training_and_evaluation(script):
+    environment = os.environ | {"SDL_VIDEODRIVER": "dummy"}
+    done = process(script, *flags_of(script, capture_video=True, eval_episodes=1), env=environment)
+    if "cannot make" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for pattern in ("videos_*", "eval_videos"):
+        (video,) = the_run().glob(f"{pattern}/rl-video-episode-0.mp4")
+        assert video.stat().st_size > 1000
