@@ -8,8 +8,8 @@
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
 Expect:  a return of 490 after 500,000 steps, two minutes on one slow core
-Read:    to the end of `train`; the rest is plumbing. [C01] to [C13] and [X03] are in "The 37
-         Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
+Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name what "The 37 Implementation
+         Details of PPO" (Huang et al., ICLR blog track 2022) describes, [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action is one of A.
 """
@@ -71,9 +71,10 @@ class Args:
     target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
 
     # -- details --
+    anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
-    shared_network: bool = False  # one trunk for policy and value instead of two networks [C13]
+    shared_network: bool = False  # one trunk for policy and value, not two networks [C13]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- run --
@@ -119,15 +120,12 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: standard Gumbel noise (*shape, A)."""
+        """What makes `act` sample: Gumbel noise (*shape, A), drawn once a rollout to save time."""
         return -torch.empty(*shape, self.actor[-1].out_features).exponential_().log()
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (n,) at observations (n, O): samples of the policy, or its modes if noise is 0.
-
-        The argmax of logits + Gumbel noise is distributed as the softmax of the logits.
-        """
+        """Actions (n,) at observations (n, O): Gumbel-max samples, or the modes if noise is 0."""
         return (self.actor(obs) + noise).argmax(-1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
@@ -144,8 +142,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. The end of a
-    task (`terminations`) cuts the bootstrap, that of an episode for any reason (`dones`) the trace.
+    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
+    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -195,7 +193,7 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # of all that is drawn here; environments have their own
+    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -213,7 +211,7 @@ def train(args: Args) -> dict:
     obs = np.zeros((T, N, *obs_space.shape), np.float32)
     actions = np.zeros((T, N), np.int64)  # from 0
     rewards = np.zeros((T, N), np.float32)
-    following_obs = np.zeros_like(obs)  # (T, N, O) of the state after each step, before any reset
+    following_obs = np.zeros_like(obs)  # what step t led to, before any reset
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
 
@@ -236,15 +234,16 @@ def train(args: Args) -> dict:
         if restore_envs(envs, checkpoint["envs"]):
             next_obs, episodic_return, episodic_length = (x.numpy() for x in checkpoint["carried"])
         else:  # new episodes, and not those of the first iteration again
-            next_obs, _ = envs.reset(seed=args.seed + start_iteration)
+            next_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
-    last_checkpoint = 0.0  # the first iteration writes one, which shows at once that it can
+    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
         rollout_start = time.time()
@@ -255,9 +254,9 @@ def train(args: Args) -> dict:
             actions[t] = action.cpu().numpy()
             env_action = actions[t] + action_space.start  # which is nearly always 0
             next_obs, reward, terminated, truncated, infos = envs.step(env_action)
-            rewards[t] = reward
             terminations[t] = terminated
             dones[t] = np.logical_or(terminated, truncated)
+            rewards[t] = reward
             following_obs[t] = next_obs
 
             global_step += N
@@ -275,18 +274,16 @@ def train(args: Args) -> dict:
 
         # -- advantages --
         update_start = time.time()
-        if not args.bootstrap_truncation:  # [S01] as published: a time limit ends the task
-            terminations[:] = dones
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
-        with torch.no_grad():  # the weights are still those of the rollout
-            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)  # (B,), (B,)
+        with torch.no_grad():  # one pass instead of T: the weights have not changed since
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)  # (B,)
             b_next_values = agent.get_value(b_following_obs)  # (B,)
         values = b_values.view(T, N).cpu().numpy()
         next_values = b_next_values.view(T, N).cpu().numpy()
-        discounts = (args.gamma, args.gae_lambda)
-        advantages = gae(rewards, values, next_values, terminations, dones, *discounts)
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
 
         # -- update --
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
@@ -298,7 +295,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
-                loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, args.clip_coef, args)
+                loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
                 max_norm = args.max_grad_norm or math.inf
@@ -312,7 +309,7 @@ def train(args: Args) -> dict:
 
         # -- log --
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
-        scalars = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
@@ -364,7 +361,7 @@ def train(args: Args) -> dict:
 
 
 class UserError(Exception):
-    """Something that the user can mend; `main` prints it as one line."""
+    """Something that the user can fix; `main` prints it as one line."""
 
 
 def require(condition, message: str) -> None:
@@ -382,7 +379,8 @@ def parse_args(argv: list[str] | None = None) -> Args:
         args = tyro.cli(Args, args=argv, default=stored)
         free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
         free += ["checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-        if not stored.anneal_lr and args.total_timesteps > stored.total_timesteps:
+        annealed = stored.anneal_lr or stored.anneal_clip
+        if not annealed and args.total_timesteps > stored.total_timesteps:
             free.append("total_timesteps")
         old, new = asdict(stored), asdict(args)
         changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
@@ -394,7 +392,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0.append("eval_episodes")
+    may_be_0 += ["eval_episodes"]
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
@@ -406,8 +404,10 @@ def check_args(args: Args) -> None:
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
-    require(not args.track or find_spec("wandb"), "--track needs wandb (uv run --with wandb ...)")
+    if not args.evaluate:
+        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
@@ -416,8 +416,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # an unknown id, a missing package, a renderer without a screen
-        raise UserError(f"cannot make {args.env_id}: {type(error).__name__}: {error}") from error
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"--env-id ({args.env_id}): {error}") from error
     obs_space, action_space = env.observation_space, env.action_space
     vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     require(vector, f"{args.env_id} observes {obs_space}; this script needs vectors")
@@ -439,7 +439,8 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in envs.envs:
         game = env.unwrapped
-        if type(game).__name__ not in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv"):
+        exact = type(game).__name__ in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv")
+        if not exact or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}
         state["rng"] = game.np_random.bit_generator.state
@@ -480,7 +481,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
-    again += f" {shlex.join([os.path.relpath(__file__), '--resume', str(run_dir)])}"
+    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
@@ -544,20 +545,22 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
     env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
     agent = Agent(env.observation_space, env.action_space, args)
-    load_weights(agent, load_checkpoint(run_dir))
+    checkpoint = load_checkpoint(run_dir)
+    load_weights(agent, checkpoint)
     torch.manual_seed(args.seed)
     returns = np.zeros(args.eval_episodes)
     for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
         obs, _ = env.reset(seed=1_000_000 + episode)  # not the seeds of training
         done = False
         while not done:
-            noise = agent.draw_noise(1) * (0 if args.eval_deterministic else 1)
+            noise = agent.draw_noise(1)
+            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
             action = agent.act(torch.from_numpy(obs[None].astype(np.float32)), noise)
             obs, reward, terminated, truncated, _ = env.step(action.item() + env.action_space.start)
             returns[episode] += reward
             done = terminated or truncated
     env.close()
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} of {len(returns)} episodes")
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
     return returns.tolist()
 
 

@@ -9,7 +9,8 @@ Run:     uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
 Expect:  a return of 1,750 after 1M steps and two minutes on one core (median of 5 seeds)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [M01] to [M09] are the details
-         for continuous control of "The 37 Implementation Details of PPO", [S01] to [S04] are ours.
+         for continuous control of "The 37 Implementation Details of PPO"; [S01], [S03], [S04] and
+         the policy in NumPy are ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the networks have P parameters.
 """
@@ -80,12 +81,12 @@ class Args:
     shared_network: bool = False  # one trunk for policy and value, not two networks [C13] [M04]
     activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
     init_log_std: float = 0.0  # initial log standard deviation of the policy [M02]
-    clip_actions: bool = True  # clip actions to the bounds that the environment names [M05]
-    squash_actions: bool = False  # bring actions within the bounds with tanh instead [S03]
-    scale_actions: bool = False  # let actions of -1 and 1 be the bounds, whatever they are [S04]
+    clip_actions: bool = True  # clip actions to the bounds of the action space [M05]
+    squash_actions: bool = False  # squash actions into the bounds with tanh instead [S03]
+    scale_actions: bool = False  # map actions from [-1, 1] to the bounds [S04]
     norm_obs: bool = True  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
+    norm_reward: bool = True  # divide rewards by the standard deviation of the return [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
@@ -116,7 +117,7 @@ class RunningMeanStd(NamedTuple):
     count: float = 1e-4
 
     def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """The statistics with the rows of x (n, ...) in them (Chan et al.'s parallel variance)."""
+        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
@@ -135,7 +136,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (N,) -> scaled rewards (N,), of which no mean is subtracted (vec_normalize.py)."""
+    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -168,7 +169,9 @@ class Agent(nn.Module):
         critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] [M04] separate
         A = action_space.shape[0]
         self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
-        self.actor_logstd = nn.Parameter(torch.full((A,), args.init_log_std))  # [M02] of no state
+        self.actor_logstd = nn.Parameter(
+            torch.full((A,), args.init_log_std)
+        )  # [M02] state-independent
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
         self.args = args
         self.low, self.high = action_space.low, action_space.high  # (A,)
@@ -176,7 +179,7 @@ class Agent(nn.Module):
         self.register_buffer("half_range", half.float(), persistent=False)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: standard normal noise (*shape, A)."""
+        """What makes `act` sample: normal noise (*shape, A), drawn once a rollout to save time."""
         return torch.randn(*shape, len(self.actor_logstd))
 
     def get_policy(self, obs: torch.Tensor) -> Normal:
@@ -187,7 +190,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (n, A) at observations (n, O): samples of the policy, or its means."""
+        """Actions (n, A) at observations (n, O): samples, or the means if noise is 0."""
         policy = self.get_policy(obs)
         return policy.mean + policy.stddev * noise
 
@@ -228,8 +231,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. The end of a
-    task (`terminations`) cuts the bootstrap, that of an episode for any reason (`dones`) the trace.
+    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
+    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -276,7 +279,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
-    """Gradient (P,) of the loss on the samples mb_inds (M,) and diagnostics; --compile is of it."""
+    """Gradient (P,) of the loss on samples mb_inds (M,), diagnostics: what --compile compiles."""
     mb = {name: b[mb_inds] for name, b in batch.items()}
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"], mb["noise"])
     loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -292,7 +295,7 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # of all that is drawn here; environments have their own
+    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -302,11 +305,10 @@ def train(args: Args) -> dict:
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
-    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,), of which the
-    nn.utils.vector_to_parameters(params, agent.parameters())  # agent's become views
+    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,)
+    nn.utils.vector_to_parameters(params, agent.parameters())  # which become views of it
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
-    update = loss_and_grad
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
 
@@ -315,7 +317,7 @@ def train(args: Args) -> dict:
     obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
     actions = np.zeros((T, N, *action_space.shape), np.float32)  # as sampled, not clipped
     rewards = np.zeros((T, N), np.float32)  # normalized
-    following_obs = np.zeros_like(obs)  # (T, N, O) of the state after each step, before any reset
+    following_obs = np.zeros_like(obs)  # what step t led to, before any reset
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
 
@@ -343,12 +345,12 @@ def train(args: Args) -> dict:
             carried = (x.numpy() for x in checkpoint["carried"])
             next_obs, discounted_return, episodic_return, episodic_length = carried
         else:  # new episodes, and not those of the first iteration again
-            raw_obs, _ = envs.reset(seed=args.seed + start_iteration)
+            raw_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
             next_obs = normalize_obs(obs_rms, raw_obs, args)
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
-    last_checkpoint = 0.0  # the first iteration writes one, which shows at once that it can
+    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
@@ -388,38 +390,38 @@ def train(args: Args) -> dict:
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         played = agent.act(torch.from_numpy(obs[0]).to(device), noise[0]).cpu().numpy()
-        require(np.allclose(actions[0], played, atol=1e-4), "numpy_policy is not Agent.get_policy")
+        same = np.allclose(actions[0], played, rtol=1e-3, atol=1e-4, equal_nan=True)
+        require(same, "numpy_policy played another policy than Agent.get_policy")
 
         # -- advantages --
         update_start = time.time()
-        if not args.bootstrap_truncation:  # [S01] as published: a time limit ends the task
-            terminations[:] = dones
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_noise = noise.flatten(0, 1)  # (B, A)
-        with torch.no_grad():  # the weights are still those of the rollout
+        with torch.no_grad():  # one pass instead of T: the weights have not changed since
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_noise)  # (B,)
             b_next_values = agent.get_value(b_following_obs)  # (B,)
         values = b_values.view(T, N).cpu().numpy()
         next_values = b_next_values.view(T, N).cpu().numpy()
-        discounts = (args.gamma, args.gae_lambda)
-        advantages = gae(rewards, values, next_values, terminations, dones, *discounts)
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
 
         # -- update --
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
         batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
         batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "noise": b_noise}
-        if args.compile and iteration == start_iteration:
+        if iteration == start_iteration:
             example = torch.arange(args.batch_size // args.num_minibatches, device=device)
-            update = compiled(loss_and_grad, device, agent, batch, example, clip_coef, args)
+            example = (agent, batch, example, clip_coef, args)
+            update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                metrics.append(stats)
+                metrics.append({name: stat.clone() for name, stat in stats.items()})
             if args.target_kl is not None:  # [X03] early stop
                 epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -427,7 +429,7 @@ def train(args: Args) -> dict:
 
         # -- log --
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
-        scalars = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
@@ -454,8 +456,8 @@ def train(args: Args) -> dict:
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "obs_rms": [torch.as_tensor(x) for x in obs_rms],
-                "return_rms": [torch.as_tensor(x) for x in return_rms],
+                "obs_rms": [torch.as_tensor(x, dtype=torch.float64) for x in obs_rms],
+                "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
                 "rng": torch.get_rng_state(),
                 "iteration": iteration,
                 "global_step": global_step,
@@ -481,7 +483,7 @@ def train(args: Args) -> dict:
 
 
 class UserError(Exception):
-    """Something that the user can mend; `main` prints it as one line."""
+    """Something that the user can fix; `main` prints it as one line."""
 
 
 def require(condition, message: str) -> None:
@@ -525,31 +527,42 @@ def check_args(args: Args) -> None:
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
-    require(not args.track or find_spec("wandb"), "--track needs wandb (uv run --with wandb ...)")
+    if not args.evaluate:
+        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One environment, which records videos on RecordVideo's schedule if it has a directory."""
-    if video_dir and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # renders without a screen
     try:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
-            env.reset()
-            if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
-                camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-                renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, a fixed one, if there is none
-            env.render()
+            follow_robot(env)
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # an unknown id, a missing package, a renderer without a screen
-        raise UserError(f"cannot make {args.env_id}: {type(error).__name__}: {error}") from error
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"--env-id ({args.env_id}): {error}") from error
     for space in (env.observation_space, env.action_space):
         vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         require(vector, f"{args.env_id} has the space {space}; this script needs vectors (Box)")
     bounded = env.action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
     return env
+
+
+def follow_robot(env: gym.Env) -> None:
+    """Let MuJoCo's camera track the robot, and see that it renders here."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
+    try:
+        env.reset()
+        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
+            camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+            renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
+        env.render()
+    except Exception as error:  # every renderer fails in its own way
+        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
 
 
 def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
@@ -562,14 +575,15 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
 
 
 def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
-    """The exact state of MuJoCo environments of this process; None for others.
+    """The exact state of Gymnasium's MuJoCo environments in this process; None for others.
 
-    Besides MuJoCo's integration state, Ant and Humanoid read body positions that a step left.
+    Besides MuJoCo's integration state, Ant and Humanoid read body positions of the last step.
     """
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     states = []
     for env in getattr(envs, "envs", []):
-        if not isinstance(getattr(env.unwrapped, "data", None), mujoco.MjData):
+        exact = type(env.unwrapped).__module__.startswith("gymnasium.envs.mujoco")
+        if not exact or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         model, data = env.unwrapped.model, env.unwrapped.data
         integration = np.empty(mujoco.mj_stateSize(model, kind))
@@ -609,8 +623,8 @@ def numpy_policy(network: nn.Sequential):
     return lambda x: reduce(lambda x, layer: layer(x), layers, x)
 
 
-def compiled(function, device: torch.device, *example):
-    """The function as one graph, or as it is where the first call, on the example, fails."""
+def compiled(function, device: torch.device, example: tuple):
+    """The function as one graph, or as it is if its first call, with these arguments, fails."""
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
@@ -645,7 +659,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
-    again += f" {shlex.join([os.path.relpath(__file__), '--resume', str(run_dir)])}"
+    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
@@ -718,14 +732,15 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         obs, _ = env.reset(seed=1_000_000 + episode)  # not the seeds of training
         done = False
         while not done:
-            noise = agent.draw_noise(1) * (0 if args.eval_deterministic else 1)
+            noise = agent.draw_noise(1)
+            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
             action = agent.act(torch.from_numpy(normalize_obs(obs_rms, obs[None], args)), noise)
             env_action = agent.env_action(action[0].numpy())
             obs, reward, terminated, truncated, _ = env.step(env_action)
             returns[episode] += reward
             done = terminated or truncated
     env.close()
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} of {len(returns)} episodes")
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
     return returns.tolist()
 
 
