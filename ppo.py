@@ -8,8 +8,8 @@
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
 Expect:  a return of 490 after 500,000 steps, two minutes on one slow core
-Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name what "The 37 Implementation
-         Details of PPO" (Huang et al., ICLR blog track 2022) describes, [S01] is ours.
+Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name details of "The 37
+         Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action is one of A.
 """
