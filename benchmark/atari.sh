@@ -23,4 +23,4 @@ case $recipe in
     *) echo "usage: bash benchmark/atari.sh [published | bf16 | 1M | fast] [--dry-run]" >&2 && exit 2 ;;
 esac
 SEEDS=${SEEDS:-1 2 3} STEPS=${STEPS:-10000000}
-for env in $ENVS; do echo "$env $experiment"; done | run_plan
+run_plan < <(for env in $ENVS; do echo "$env $experiment"; done)

@@ -1,8 +1,9 @@
-"""One finished run -> results/<suite>/<env>/<exp>__<seed>.csv: its facts as comments, then its learning curve.
+"""Finished runs -> results/<suite>/<env>/<exp>__<seed>.csv: facts as comments, a learning curve.
 
 Run:     python benchmark/collect.py runs/HalfCheetah-v4__ppo_continuous_mujoco__1__1700000000
-Columns: step (100 points, the last one is the end of the run), return (mean of the last 100 training episodes that
-         ended by then, as CleanRL reports it; no point before the first one) and seconds of training.
+Columns: step (100 points, the last one is the end of the run), return (mean of the last 100
+         training episodes that ended by then, as CleanRL reports it; no point before the first
+         one) and seconds of training.
 Exit code 3: the run is not finished.
 """
 
@@ -25,20 +26,25 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
     """Write the results file of a run; never over another run's."""
     config = json.loads((run_dir / "config.json").read_text())
     checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
-    args, recent_returns = config["args"], checkpoint["recent_returns"]
+    args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
+    iteration, recent_returns = checkpoint["iteration"], checkpoint["recent_returns"]
     num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    if checkpoint["iteration"] < num_iterations or checkpoint.get("stored"):  # rollouts that wait for PPG's last phase
-        print(f"{run_dir} is not finished: iteration {checkpoint['iteration']} of {num_iterations}", file=sys.stderr)
+    waiting = checkpoint.get("stored")  # rollouts for PPG's last auxiliary phase
+    if iteration < num_iterations or waiting:
+        done = f"iteration {iteration} of {num_iterations}"
+        print(f"{run_dir} is not finished: {done}", file=sys.stderr)
         sys.exit(3)
 
     with open(run_dir / "episodes.csv") as file:
-        rows = [(int(row["step"]), float(row["return"]), float(row["seconds"])) for row in csv.DictReader(file)]
+        columns = ("step", "return", "seconds")
+        rows = [[float(row[name]) for name in columns] for row in csv.DictReader(file)]
     if not rows:
         sys.exit(f"error: {run_dir} has no finished episode")
     steps, returns, seconds = (np.array(column) for column in zip(*rows))
     final_return = float(np.mean(recent_returns))
     if not np.isclose(final_return, returns[-WINDOW:].mean(), rtol=1e-4, atol=1e-4):
-        sys.exit(f"error: episodes.csv and checkpoint.pt of {run_dir} disagree on the last {WINDOW} returns")
+        files = f"episodes.csv and checkpoint.pt of {run_dir}"
+        sys.exit(f"error: {files} disagree on the last {WINDOW} returns")
 
     program, *flags = shlex.split(config["command"])
     script = Path(program).stem
@@ -71,23 +77,25 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
         if n:
             lines.append(f"{step},{returns[max(0, n - WINDOW) : n].mean():.6g},{time:.1f}")
 
-    suite = suite or facts["script"].rsplit("_", 1)[1]
-    name = f"{facts['exp']}__{facts['seed']}.csv"
-    path, text = RESULTS / suite / facts["env"].replace("/", "-") / name, "\n".join(lines) + "\n"
+    suite = suite or script.rsplit("_", 1)[-1]
+    folder = RESULTS / suite / args["env_id"].replace("/", "-").replace(":", "-")
+    path, text = folder / f"{args['exp_name']}__{args['seed']}.csv", "\n".join(lines) + "\n"
     if path.exists() and path.read_text() != text:
         sys.exit(f"error: {path} holds another run than {run_dir}; delete it to replace it")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     temporary.replace(path)
-    print(f"done {path.relative_to(RESULTS)}: return {final_return:.1f} after {facts['seconds']:.0f} s")
+    after = f"after {facts['seconds']:.0f} s"
+    print(f"done {path.relative_to(RESULTS)}: return {final_return:.1f} {after}")
     return path
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--suite", help="folder of results/; by default the last word of the script's name")
+    parser.add_argument("--suite", help="folder of results/ (default: the script's last word)")
     options = parser.parse_args()
     for path in options.run_dirs:
         collect(path, options.suite)

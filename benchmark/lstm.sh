@@ -22,13 +22,13 @@ source "$(dirname "$0")/run.sh"
 
 case $recipe in
     memory | --dry-run)
-        printf 'CartPole-v1 %s\n' "memory $CARTPOLE" "no_memory $CARTPOLE --no-lstm" | run_plan
+        run_plan < <(printf 'CartPole-v1 %s\n' "memory $CARTPOLE" "no_memory $CARTPOLE --no-lstm")
         ;;
     pong)
         run_plan <<< "Pong-v5 lstm_1M"
         SCRIPT=ppo_atari.py
         run_plan <<< "Pong-v5 four_frames_1M"
         ;;
-    games) for env in ${ENVS:-Pong-v5 Breakout-v5 BeamRider-v5}; do echo "$env ppo_lstm"; done | run_plan ;;
+    games) run_plan < <(for env in ${ENVS:-Pong-v5 Breakout-v5 BeamRider-v5}; do echo "$env ppo_lstm"; done) ;;
     *) echo "usage: bash benchmark/lstm.sh [memory | pong | games] [--dry-run]" >&2 && exit 2 ;;
 esac

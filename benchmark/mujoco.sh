@@ -50,4 +50,4 @@ case $recipe in
     ablation) ENVS=${ENVS:-HalfCheetah-v4 Hopper-v4 Walker2d-v4 Humanoid-v4} SEEDS=${SEEDS:-11 12 13} ;;
     *) echo "usage: bash benchmark/mujoco.sh [faithful | strong | ablation] [--dry-run]" >&2 && exit 2 ;;
 esac
-for env in $ENVS; do plan "$env"; done | run_plan
+run_plan < <(for env in $ENVS; do plan "$env"; done)

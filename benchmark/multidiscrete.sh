@@ -28,4 +28,4 @@ case $recipe in
 esac
 SUITE=multidiscrete SCRIPT=ppo_multidiscrete.py STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-1 2 3}
 source "$(dirname "$0")/run.sh"
-for env in $ENVS; do echo "$env $experiment"; done | run_plan
+run_plan < <(for env in $ENVS; do echo "$env $experiment"; done)

@@ -31,4 +31,4 @@ case $recipe in
 esac
 [[ $recipe != short_* ]] || SUITE=procgen_short STEPS=${STEPS:-507904} ENVS=${ENVS:-starpilot}
 STEPS=${STEPS:-25000000} ENVS=${ENVS:-starpilot bigfish bossfight} SEEDS=${SEEDS:-1}
-for env in $ENVS; do echo "$env $experiment"; done | run_plan
+run_plan < <(for env in $ENVS; do echo "$env $experiment"; done)

@@ -24,8 +24,11 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 READMES = [HERE.parent / "README.md", HERE / "README.md"]
-PEER = "CleanRL docs"  # the published source that stands beside every result; its first row is drawn
+PEER = (
+    "CleanRL docs"  # the published source that stands beside every result; its first row is drawn
+)
 RECIPES = {  # experiment: name and colour of its curve; the others get a table, but no curve
+    "ppo": ("published recipe (default)", "#1f77b4"),
     "ppo_continuous_mujoco": ("published recipe (default)", "#1f77b4"),
     "no_bootstrap": ("published recipe, time limits as ends", "#8c8c8c"),
     "strong": ("strong recipe", "#d62728"),
@@ -51,10 +54,11 @@ RECIPES = {  # experiment: name and colour of its curve; the others get a table,
     "ppo_short": ("PPO", "#1f77b4"),
     "ppg_short": ("PPG, --n-iteration 8 --bf16", "#d62728"),
 }
-SCRIPTS = ["ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]  # in the order of the README
-SCRIPTS += ["ppo_procgen", "ppg_procgen"]
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]
+SCRIPTS += ["ppo_procgen", "ppg_procgen"]  # in the order of the README
 SUITES = {  # what each of benchmark/*.sh knows to run
     "start": [""],
+    "classic": ["published", "lunar"],
     "mujoco": ["faithful", "strong", "ablation"],
     "atari": ["published", "bf16", "1M", "fast"],
     "lstm": ["memory", "pong", "games"],
@@ -62,7 +66,16 @@ SUITES = {  # what each of benchmark/*.sh knows to run
     "procgen": ["ppo", "ppg", "bf16", "openai", "short_ppo", "short_ppg"],
 }
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
-STUDENT_T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060]  # 97.5% quantile, 1 to 8 degrees
+STUDENT_T = [
+    12.7062,
+    4.3027,
+    3.1824,
+    2.7764,
+    2.5706,
+    2.4469,
+    2.3646,
+    2.3060,
+]  # 97.5% quantile, 1 to 8 degrees
 
 
 def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +86,9 @@ def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if n < 10:
         half = STUDENT_T[n - 2] * x.std(axis=0, ddof=1) / n**0.5
         return x.mean(axis=0) - half, x.mean(axis=0) + half
-    weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=10_000) / n  # (resamples, seeds)
+    weights = (
+        np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=10_000) / n
+    )  # (resamples, seeds)
     low, high = np.quantile(weights @ x, [0.025, 0.975], axis=0)
     return low, high
 
@@ -101,20 +116,29 @@ def read_suite(suite: str) -> dict:
         return known.index(name) if name in known else len(known), name
 
     envs = sorted(results, key=lambda env: place(env.rsplit("-", 1)[0], known_envs))
-    return {e: {x: results[e][x] for x in sorted(results[e], key=lambda x: place(x, list(RECIPES)))} for e in envs}
+    return {
+        e: {x: results[e][x] for x in sorted(results[e], key=lambda x: place(x, list(RECIPES)))}
+        for e in envs
+    }
 
 
 def published(suite: str, env: str = "", steps: str = "") -> list[dict]:
     """Rows of published.csv: of a suite, or of one environment (of any version) at one budget."""
     with open(HERE / "published.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["task_suite"] == suite]
-    return [row for row in rows if not env or (row["env"] == env.rsplit("-", 1)[0] and row["steps"] == steps)]
+    return [
+        row
+        for row in rows
+        if not env or (row["env"] == env.rsplit("-", 1)[0] and row["steps"] == steps)
+    ]
 
 
 def peers(suite: str, facts: dict) -> list[dict]:
     """PEER's published rows for exactly this version of a run's environment; none that names another script of ours."""
     rows = published(suite, facts["env"], facts["total_timesteps"])
-    rows = [row for row in rows if row["source"].startswith(PEER) and facts["env"] == version_of(row)]
+    rows = [
+        row for row in rows if row["source"].startswith(PEER) and facts["env"] == version_of(row)
+    ]
     return [row for row in rows if not {*SCRIPTS} - {facts["script"]} & {*row["source"].split()}]
 
 
@@ -125,7 +149,9 @@ def version_of(row: dict) -> str:
 
 def number(x: float | str, size: float | str | None = None) -> str:
     """x without decimals if `size` (or x itself) is at least 100, else with one."""
-    return f"{float(x):.0f}" if abs(float(x if size is None else size)) >= 100 else f"{float(x):.1f}"
+    return (
+        f"{float(x):.0f}" if abs(float(x if size is None else size)) >= 100 else f"{float(x):.1f}"
+    )
 
 
 def figure_of(row: dict) -> str:
@@ -139,7 +165,9 @@ def final_returns(runs: list) -> np.ndarray:
 def mean_and_interval(x: np.ndarray, fewest: int = 3) -> str:
     """The mean and, from `fewest` seeds on, its interval."""
     mean, (low, high) = x.mean(), interval(x)
-    return number(mean) + (f" [{number(low, mean)}, {number(high, mean)}]" if len(x) >= fewest else "")
+    return number(mean) + (
+        f" [{number(low, mean)}, {number(high, mean)}]" if len(x) >= fewest else ""
+    )
 
 
 def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
@@ -161,11 +189,21 @@ def returns_table(suite: str, results: dict) -> str:
         for exp, runs in recipes.items():
             if not exp.startswith(ABLATION):
                 name = RECIPES[exp][0] if exp in RECIPES else exp
-                speed = np.median([float(facts["steps"]) / float(facts["seconds"]) for facts, _ in runs])
+                speed = np.median(
+                    [float(facts["steps"]) / float(facts["seconds"]) for facts, _ in runs]
+                )
                 median = number(np.median(final_returns(runs)))
-                ours = [name, mean_and_interval(final_returns(runs)), median, str(len(runs)), f"{speed:.0f}"]
+                ours = [
+                    name,
+                    mean_and_interval(final_returns(runs)),
+                    median,
+                    str(len(runs)),
+                    f"{speed:.0f}",
+                ]
                 peer = peers(suite, runs[0][0])
-                more = f"{final_returns(runs).mean() - float(peer[0]['mean']):+.0f}" if peer else "-"
+                more = (
+                    f"{final_returns(runs).mean() - float(peer[0]['mean']):+.0f}" if peer else "-"
+                )
                 theirs = "; ".join(map(figure_of, peer)) or "-"
                 rows.append([first[0], *ours, theirs if theirs != above else "", more, first[1]])
                 first, above = ["", ""], theirs
@@ -181,7 +219,9 @@ def summary_table(suite: str, results: dict) -> str:
     than one of the first recipe, mean over environments; intervals by bootstrap of the seeds of each environment.
     """
     rng, rows, first = np.random.default_rng(0), [], None
-    for exp in dict.fromkeys(exp for recipes in results.values() for exp in recipes if exp in RECIPES):
+    for exp in dict.fromkeys(
+        exp for recipes in results.values() for exp in recipes if exp in RECIPES
+    ):
         scores = {}
         for env, recipes in results.items():
             peer = peers(suite, recipes[exp][0][0]) if exp in recipes else []
@@ -190,7 +230,10 @@ def summary_table(suite: str, results: dict) -> str:
         if len(scores) < 3 or min(map(len, scores.values())) < 2:
             continue
         first = first or scores
-        draws = [[{e: rng.choice(x, len(x)) for e, x in s.items()} for s in (first, scores)] for _ in range(2000)]
+        draws = [
+            [{e: rng.choice(x, len(x)) for e, x in s.items()} for s in (first, scores)]
+            for _ in range(2000)
+        ]
         middle = [interquartile_mean(new) for _, new in [(first, scores), *draws]]
         better = [improvement(*pair) for pair in [(first, scores), *draws]]
         cells = []
@@ -198,7 +241,12 @@ def summary_table(suite: str, results: dict) -> str:
             low, high = np.quantile(samples, [0.025, 0.975])
             cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
         rows.append([RECIPES[exp][0], str(len(scores)), cells[0], cells[1] if rows else "-"])
-    head = ["recipe", "environments", "interquartile mean of return / CleanRL's", "probability of improvement"]
+    head = [
+        "recipe",
+        "environments",
+        "interquartile mean of return / CleanRL's",
+        "probability of improvement",
+    ]
     return table(head, rows) if len(rows) > 1 else ""
 
 
@@ -217,13 +265,22 @@ def improvement(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> float
 
 def ablation_table(results: dict) -> str:
     """The strong recipe and its ablations, (number of seeds); empty if there are none."""
-    results = {env: recipes for env, recipes in results.items() if any(exp.startswith(ABLATION) for exp in recipes)}
-    exps = sorted({exp for recipes in results.values() for exp in recipes if exp.startswith(ABLATION)})
+    results = {
+        env: recipes
+        for env, recipes in results.items()
+        if any(exp.startswith(ABLATION) for exp in recipes)
+    }
+    exps = sorted(
+        {exp for recipes in results.values() for exp in recipes if exp.startswith(ABLATION)}
+    )
 
     def cell(runs: list) -> str:
         return f"{mean_and_interval(final_returns(runs))} ({len(runs)})" if runs else "-"
 
-    rows = [[exp, *(cell(recipes.get(exp, [])) for recipes in results.values())] for exp in ["strong", *exps]]
+    rows = [
+        [exp, *(cell(recipes.get(exp, [])) for recipes in results.values())]
+        for exp in ["strong", *exps]
+    ]
     return table(["recipe (seeds)", *results], rows) if exps else ""
 
 
@@ -237,7 +294,9 @@ def suite_section(suite: str) -> str:
     ablation = ablation_table(results)
     if ablation:
         parts += ["The strong recipe, and with one of its departures taken back:", ablation]
-    facts = [facts for recipes in results.values() for runs in recipes.values() for facts, _ in runs]
+    facts = [
+        facts for recipes in results.values() for runs in recipes.values() for facts, _ in runs
+    ]
     parts.append(setups((f["hardware"], f["versions"], f"commit {f['commit']}") for f in facts))
     if (HERE / "figures" / f"{suite}.png").exists():
         parts.append(f"![Learning curves](benchmark/figures/{suite}.png)")
@@ -248,14 +307,18 @@ def setups(runs) -> str:
     """What ran on what: (hardware, versions, name) of many runs, each hardware with each set of versions once."""
     counts = Counter(runs)
     groups = defaultdict(list)
-    for (hardware, versions, name), n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    for (hardware, versions, name), n in sorted(
+        counts.items(), key=lambda item: (-item[1], item[0])
+    ):
         groups[hardware, versions].append(f"{n} at {name}" if name.startswith("commit ") else name)
     return " ".join(f"{'; '.join(key)}: {', '.join(names)}." for key, names in groups.items())
 
 
 def start_section() -> str:
     """The run of start.sh in a sentence."""
-    [[(facts, curve), *_], *_] = [runs for recipes in read_suite("start").values() for runs in recipes.values()]
+    [[(facts, curve), *_], *_] = [
+        runs for recipes in read_suite("start").values() for runs in recipes.values()
+    ]
     text = f"A return of {number(facts['final_return'])} (mean of the last 100 training episodes) after "
     text += f"{float(curve['step'][-1]):,.0f} steps and {float(facts['seconds']):.0f} seconds of training on one thread"
     return text + f" ({facts['hardware']}; {facts['versions']}; commit {facts['commit']})."
@@ -264,17 +327,19 @@ def start_section() -> str:
 def suites_section() -> str:
     """One row for each command: which of its runs have results, and how long they took."""
     rows = []
-    clean = {name: value for name, value in os.environ.items() if name not in ("ENVS", "SEEDS", "STEPS", "TASK")}
+    clean = os.environ.keys() - {"ENVS", "SEEDS", "STEPS", "TASK", "FLAGS"}
+    clean = {name: os.environ[name] for name in clean} | {"PYTHON": sys.executable}
     for suite, recipes in SUITES.items():
         for recipe in recipes:
             command = ["bash", f"benchmark/{suite}.sh", *recipe.split()]
-            clean = {
-                name: value for name, value in os.environ.items() if name not in ("ENVS", "SEEDS", "STEPS", "TASK")
-            }
-            dry_run = [*command, "--dry-run"]
-            lines = subprocess.check_output(dry_run, cwd=HERE.parent, env=clean | {"PYTHON": "python"}, text=True)
-            lines = lines.splitlines()
-            done = [read_csv(HERE.parent / line.removeprefix("have "))[0] for line in lines if line.startswith("have ")]
+            how = {"cwd": HERE.parent, "env": clean, "stdout": subprocess.PIPE, "text": True}
+            lines = subprocess.run([*command, "--dry-run"], **how).stdout.splitlines()
+            paths = [
+                HERE.parent / line.removeprefix("have ")
+                for line in lines
+                if line.startswith("have ")
+            ]
+            done = [read_csv(path)[0] for path in paths]
             row = [f"`{' '.join(command)}`", f"{len(done)} of {len(lines)}"]
             if done:
                 seconds = [float(facts["seconds"]) for facts in done]
@@ -282,7 +347,14 @@ def suites_section() -> str:
                 row += [steps, f"{np.median(seconds) / 60:.1f}", f"{sum(seconds) / 3600:.1f}"]
                 row += ["; ".join(sorted({facts["hardware"] for facts in done}))]
             rows.append(row + ["-"] * (6 - len(row)))
-    head = ["command", "runs with results", "steps of each", "minutes of each", "hours of these", "hardware"]
+    head = [
+        "command",
+        "runs with results",
+        "steps of each",
+        "minutes of each",
+        "hours of these",
+        "hardware",
+    ]
     return table(head, rows)
 
 
@@ -304,11 +376,21 @@ def speed_section() -> str:
     scripts = [f"{name}.py" for name in SCRIPTS]
     measured = {row[0].split()[0] for row in rows}
 
-    def place(row: list[str]) -> tuple:  # a script without flags comes before the same one with flags
+    def place(
+        row: list[str],
+    ) -> tuple:  # a script without flags comes before the same one with flags
         script, *flags = row[0].split()
         return scripts.index(script) if script in scripts else len(scripts), len(flags), row
 
-    head = ["ours", "peer", "environment", "threads", "pairs", "ratio of steps/s (range)", "steps/s"]
+    head = [
+        "ours",
+        "peer",
+        "environment",
+        "threads",
+        "pairs",
+        "ratio of steps/s (range)",
+        "steps/s",
+    ]
     head += ["seconds in all", "peak MB"]
     rule = (
         "Medians, ours / peer; both ran in turns on the same machine. Steps/s from the first tenth of the run "
@@ -316,7 +398,9 @@ def speed_section() -> str:
     )
     missing = ", ".join(f"`{script}`" for script in scripts if script not in measured)
     rule += f" Not measured yet: {missing}." if missing else ""
-    return "\n\n".join([table(head, sorted(rows, key=place), left=3), rule, setups(sorted(set(ran)))])
+    return "\n\n".join(
+        [table(head, sorted(rows, key=place), left=3), rule, setups(sorted(set(ran)))]
+    )
 
 
 def updates_section() -> str:
@@ -341,12 +425,18 @@ def tensorboard(folder: Path) -> str:
     for run_dir in sorted({path.parent for path in folder.rglob("*tfevents*")}):
         events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
         if "charts/episodic_return" not in events.Tags()["scalars"] or run_dir.name.count("__") < 3:
-            print(f"skipped {run_dir}: no charts/episodic_return, or not named env__exp__seed__time", file=sys.stderr)
+            print(
+                f"skipped {run_dir}: no charts/episodic_return, or not named env__exp__seed__time",
+                file=sys.stderr,
+            )
             continue
         env, exp, *_ = run_dir.name.rsplit("__", 3)
         values = [event.value for event in events.Scalars("charts/episodic_return")]
         returns[env, exp].append(np.mean(values[-100:]))
-    rows = [[*name, str(len(x)), mean_and_interval(np.array(x), 2)] for name, x in sorted(returns.items())]
+    rows = [
+        [*name, str(len(x)), mean_and_interval(np.array(x), 2)]
+        for name, x in sorted(returns.items())
+    ]
     if not rows:
         sys.exit(f"error: {folder} holds no run with charts/episodic_return")
     return table(["environment", "experiment", "runs", "mean [95% interval]"], rows, left=2)
@@ -363,7 +453,11 @@ def draw(suite: str) -> None:
     import matplotlib.pyplot as plt
 
     figure = HERE / "figures" / f"{suite}.png"
-    results = {env: recipes for env, recipes in read_suite(suite).items() if RECIPES.keys() & recipes.keys()}
+    results = {
+        env: recipes
+        for env, recipes in read_suite(suite).items()
+        if RECIPES.keys() & recipes.keys()
+    }
     if not results:
         return figure.unlink(missing_ok=True)
     x, unit, label = "step", 1e6, "environment steps (millions)"
@@ -371,7 +465,9 @@ def draw(suite: str) -> None:
         x, unit, label = "seconds", 60, "minutes of training on one thread"
     columns = min(3, len(results))
     rows, width = -(-len(results) // columns), 3 + 3 * columns
-    fig, axes = plt.subplots(rows, columns, figsize=(width, 3.3 * rows + 0.6), dpi=100, squeeze=False)
+    fig, axes = plt.subplots(
+        rows, columns, figsize=(width, 3.3 * rows + 0.6), dpi=100, squeeze=False
+    )
     handles = {}
     for ax in axes.flat[len(results) :]:
         ax.axis("off")
@@ -386,7 +482,9 @@ def draw(suite: str) -> None:
             (handles[name],) = ax.plot(grid / unit, y.mean(axis=0), color=colour, linewidth=1.8)
             ax.fill_between(grid / unit, *interval(y), color=colour, alpha=0.2, linewidth=0)
             seen += [y.min(), y.max()]
-        beside = {row["source"]: row for runs in recipes.values() for row in peers(suite, runs[0][0])[:1]}
+        beside = {
+            row["source"]: row for runs in recipes.values() for row in peers(suite, runs[0][0])[:1]
+        }
         for (source, row), style in zip(beside.items(), ("--", ":")):
             line = ax.axhline(float(row["mean"]), color="black", linestyle=style, linewidth=1.2)
             handles[f"final return, {source}"] = line
@@ -398,7 +496,12 @@ def draw(suite: str) -> None:
         ax.grid(alpha=0.3)
     fig.supxlabel(label, fontsize=12)
     fig.supylabel("return (mean of 100 episodes)", fontsize=12)
-    legend = {"loc": "upper center", "ncols": min(len(handles), columns), "fontsize": 11, "frameon": False}
+    legend = {
+        "loc": "upper center",
+        "ncols": min(len(handles), columns),
+        "fontsize": 11,
+        "frameon": False,
+    }
     fig.legend(handles.values(), handles, **legend)
     legend_rows = -(-len(handles) // legend["ncols"])
     fig.tight_layout(rect=(0, 0, 1, 1 - (0.1 + 0.25 * legend_rows) / fig.get_figheight()))
@@ -408,16 +511,23 @@ def draw(suite: str) -> None:
 
 
 def flags_of(script: Path) -> dict[str, tuple[str, str]]:
-    """Flag -> (default, help) from the fields of the script's Args and the strings under them."""
-    tree = ast.parse(script.read_text())
+    """Flag -> (default, help) from the fields of Args and the comments beside them or the strings under them."""
+    source = script.read_text()
+    tree, lines = ast.parse(source), source.splitlines()
     (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
     shown = {"True": "on", "False": "off", "None": "", "Path(__file__).stem": "the script's name"}
     flags = {}
-    for field, text in zip(args.body, args.body[1:]):
+    for field, below in zip(args.body, args.body[1:]):
         if isinstance(field, ast.AnnAssign):
-            default = ast.get_source_segment(script.read_text(), field.value)
-            default, help_text = shown.get(default, default.strip('"')), " ".join(text.value.value.split())
-            flags[f"--{field.target.id.replace('_', '-')}"] = (default, help_text)
+            default = ast.get_source_segment(source, field.value)
+            if isinstance(below, ast.Expr):
+                help_text = " ".join(below.value.value.split())
+            else:
+                help_text = lines[field.end_lineno - 1][field.end_col_offset :].lstrip(" #")
+            flags[f"--{field.target.id.replace('_', '-')}"] = (
+                shown.get(default, default.strip('"')),
+                help_text,
+            )
     return flags
 
 
@@ -436,17 +546,27 @@ def flags_table() -> str:
         defaults = [flags[flag][0] if flag in flags else "-" for flags in scripts.values()]
         texts = dict.fromkeys(flags[flag][1] for flags in scripts.values() if flag in flags)
         rows.append([f"`{flag}`", *defaults, "; or: ".join(texts)])
-    return table(["flag", *(name.removeprefix("ppo_") for name in scripts), "effect"], rows, left=len(scripts) + 2)
+    return table(
+        ["flag", *(name.removeprefix("ppo_") for name in scripts), "effect"],
+        rows,
+        left=len(scripts) + 2,
+    )
 
 
 def line_links(text: str) -> str:
     """README.md whose table of details names the line of each detail's marker in every script."""
 
     def where(match: re.Match) -> str:
-        marker, links = re.compile(rf"# .*(?<!see )(?<!~)\[{match[2]}\]"), []
+        # a marker is followed by words; an id at the end of a flag's help is a reference
+        marker = re.compile(rf"# .*(?<!see )(?<!~)\[{match[2]}\]( \[\w+\])* [^\[]")
+        links = []
         for name in SCRIPTS:
             lines = (HERE.parent / f"{name}.py").read_text().splitlines()
-            links += [f"[{name}.py:{i}]({name}.py#L{i})" for i, line in enumerate(lines, 1) if marker.search(line)]
+            links += [
+                f"[{name}.py:{i}]({name}.py#L{i})"
+                for i, line in enumerate(lines, 1)
+                if marker.search(line)
+            ]
         return f"{match[1]} {', '.join(links)} |"
 
     return re.sub(r"(?m)^(\| ([A-Z]\d\d) \|(?:[^|]*\|){2})[^|]*\|", where, text)
@@ -464,15 +584,25 @@ def sections_of(suites: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="draw the figures and write the tables into the READMEs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="draw the figures and write the tables into the READMEs",
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if one is stale")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="print the table of other tools' runs")
+    parser.add_argument(
+        "--tensorboard", type=Path, metavar="DIR", help="print the table of other tools' runs"
+    )
     options = parser.parse_args()
     if options.tensorboard:
         return print(tensorboard(options.tensorboard))
 
-    suites = sorted({path.parts[-3] for path in HERE.glob("results/*/*/*.csv")} - {"compare"})  # see compare.sh
+    suites = sorted(
+        {path.parts[-3] for path in HERE.glob("results/*/*/*.csv")} - {"compare"}
+    )  # see compare.sh
     if options.write:
         for suite in {*suites, *(path.stem for path in HERE.glob("figures/*.png"))}:
             draw(suite)
@@ -485,13 +615,18 @@ def main() -> None:
     marker = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
     placed = {match[2] for text in new.values() for match in marker.finditer(text)}
     for name in sections.keys() - placed:
-        print(f"no place for {name}: it needs <!-- report:{name} --> and <!-- /report:{name} -->", file=sys.stderr)
+        print(
+            f"no place for {name}: it needs <!-- report:{name} --> and <!-- /report:{name} -->",
+            file=sys.stderr,
+        )
     for path, text in new.items():
         text = marker.sub(lambda m: f"{m[1]}{sections.get(m[2], 'No results yet.')}\n{m[3]}", text)
         if options.write:
             path.write_text(text)
         elif text != old[path]:
-            sys.exit(f"error: {path} is not what benchmark/report.py --write makes of the scripts and the results")
+            sys.exit(
+                f"error: {path} is not what benchmark/report.py --write makes of the scripts and the results"
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What the suites share. A suite sets SUITE, SCRIPT, SEEDS and STEPS, sources this file and pipes its plan into
-# `run_plan`: one line for each experiment, ENV EXP FLAGS..., which becomes one run for each seed.
+# What the suites share. A suite sets SUITE, SCRIPT, SEEDS and STEPS, sources this file and gives its plan to
+# `run_plan` on stdin: one line for each experiment, ENV EXP FLAGS..., which becomes one run for each seed.
 #   WORKERS  runs side by side (default 2)
 #   THREADS  threads of each run (default 1)
-#   FLAGS    flags for every run that do not change what it learns, such as "--track" or "--checkpoint-every 10"
+#   FLAGS    flags for every run, such as "--track" or "--no-compile"
 #   PYTHON   how to start Python (default: uv run python)
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch
@@ -12,62 +12,79 @@ export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREA
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-find_run() { # NAME: its newest run directory that holds a checkpoint
-    local file found=""
-    for file in runs/"$1"__*/checkpoint.pt; do [[ ! -e $file ]] || found=${file%/*}; done
+ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file, its flags and how to start Python
+    local env=${2//[\/:]/-}
+    name=${env}__${3}__$1 csv=benchmark/results/$SUITE/$env/${3}__$1.csv
+    read -ra python <<< "$PYTHON"
+    read -ra flags <<< "$FLAGS"
+    flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${flags[@]}" "${@:4}")
+}
+
+find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint and with these flags
+    local name csv python flags file found=""
+    ask "$@"
+    for file in runs/"$name"__*/checkpoint.pt; do
+        [[ ! -e $file ]] || ! "${python[@]}" benchmark/have.py "${file%/*}/config.json" "$SCRIPT" "${flags[@]}" \
+            > /dev/null || found=${file%/*}
+    done
     echo "$found"
 }
 
-run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; 255 if it was stopped, which ends the suite
-    local seed=$1 env=${2//\//-} env_id=$2 exp=$3 python flags status=0
-    shift 3
-    local name=${env}__${exp}__$seed csv=benchmark/results/$SUITE/$env/${exp}__$seed.csv
+run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took` to the seconds of its training
+    local name csv python flags gpus command old_run message status=0 start=$SECONDS
+    ask "$@"
     if [[ -e $csv ]]; then
-        grep -qx "# total_timesteps: $STEPS" "$csv" && [[ $(grep "^# command: " "$csv") == *"$*" ]] &&
-            echo "have $csv" && return
-        echo "FAIL $csv exists, but its run did not have $STEPS steps and the flags '$*'; delete it to run again"
+        message=$("${python[@]}" benchmark/have.py "$csv" "$SCRIPT" "${flags[@]}") && echo "have $csv" && return
+        echo "FAIL $csv is of another run: $message; delete it to run again"
         return 1
     fi
 
-    read -ra python <<< "$PYTHON"
-    read -ra flags <<< "$FLAGS"
+    old_run=$(find_run "$@")
+    local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE")
+    if [[ $old_run && ! $DRY_RUN ]]; then
+        message=$("${collect[@]}" "$old_run" 2>&1) || status=$?
+        [[ $status == 3 ]] || { echo "$message" && return "$status"; } # it had finished, but was not collected
+    fi
+    command=("${python[@]}" "$SCRIPT" "${flags[@]}" ${old_run:+--resume "$old_run"})
+    [[ ! $DRY_RUN ]] || { echo "${command[@]}" && return; }
+
     read -ra gpus <<< "${GPUS:-}"
     [[ -z ${gpus[*]} ]] || export CUDA_VISIBLE_DEVICES=${gpus[SLOT % ${#gpus[@]}]}
-    local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE") old_run
-    old_run=$(find_run "$name")
-    [[ $old_run && ! $DRY_RUN ]] && "${collect[@]}" "$old_run" 2> /dev/null && return # finished, but not collected
-    set -- "${python[@]}" "$SCRIPT" --env-id "$env_id" --seed "$seed" --exp-name "$exp" --total-timesteps "$STEPS" \
-        "${flags[@]}" ${old_run:+--resume "$old_run"} "$@"
-    [[ $DRY_RUN ]] && echo "$@" && return
-
     echo "run  $name${old_run:+, resumed from $old_run}"
     mkdir -p runs
-    local start=$SECONDS
-    "$@" > "runs/$name.log" 2>&1 || status=$?
+    status=0
+    "${command[@]}" > "runs/$name.log" 2>&1 || status=$?
     if [[ $status != 0 ]]; then
-        printf '%s\n' "FAIL $name, exit code $status; the end of runs/$name.log:" "$(tail -n 10 "runs/$name.log")"
+        echo "FAIL $name, exit code $status; the end of runs/$name.log:"
+        tr '\r' '\n' < "runs/$name.log" | tail -n 10
         return 1
     fi
-    "${collect[@]}" "$(find_run "$name")" || status=$?
-    [[ $status != 0 ]] || echo $((SECONDS - start)) >> "$TIMES"
-    return $((status == 3 ? 255 : status))
+    "${collect[@]}" "$(find_run "$@")" || return
+    took=$((SECONDS - start))
 }
 
 progress() { # SEED ENV EXP FLAGS...: run_one, and how far the plan is
-    local status=0
+    local status=0 took=""
     run_one "$@" || status=$?
     [[ ! $DRY_RUN ]] || return $status
-    echo >> "$ENDED"
-    local left=$((RUNS - $(wc -l < "$ENDED"))) mean
-    mean=$(awk '{ s += $1 } END { print NR ? s / NR : 0 }' "$TIMES")
-    [[ $left == 0 || $mean == 0 ]] || awk "BEGIN { printf \"%d of %d runs left, about %.0f minutes\n\", $left, $RUNS, \
-        $left * $mean / $WORKERS / 60 }"
+    echo "$took" >> "$ENDED"
+    awk -v runs="$RUNS" -v workers="$WORKERS" 'NF { seconds += $1; n++ } END { left = runs - NR
+        if (left > 0 && n) printf "%d of %d runs left, about %.0f minutes\n", left, runs, left * seconds / n / workers / 60
+    }' "$ENDED"
     return $status
 }
-export -f find_run run_one progress
+export -f ask find_run run_one progress
+
+stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, and ends the suite
+    trap - INT TERM
+    kill -- "-$1" || true
+    while ps -A -o pgid= -o stat= | grep -q "^ *$1 *[^Z ]"; do sleep 0.2; done # Z: ended, but not known to be
+    echo "stopped; start the suite again to go on" >&2
+    exit 130
+}
 
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
-    local plan runs seed line first=${PLANNED:-0}
+    local plan runs seed line group status=0 first=${PLANNED:-0}
     plan=$(cat)
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done)
     RUNS=$(wc -l <<< "$runs") PLANNED=$((first + RUNS)) # a suite may have several plans
@@ -75,11 +92,23 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
         ((first <= TASK && TASK < PLANNED)) || return 0
         runs=$(sed -n "$((TASK - first + 1))p" <<< "$runs") RUNS=1
     fi
-    WORKERS=${WORKERS:-2} TIMES=$(mktemp) ENDED=$(mktemp)
-    export RUNS WORKERS TIMES ENDED SLOT=0
-    trap "" INT TERM # they are for the runs: each writes its checkpoint and stops, and that stops the suite
+    WORKERS=${WORKERS:-2} ENDED=$(mktemp)
+    export RUNS WORKERS ENDED SLOT=0
+
+    # The runs are a process group. It ends when this shell does, however that ends: then the pipe to its guard closes.
+    set -m
     # shellcheck disable=SC2016
-    if xargs -P "$WORKERS" ${GPUS:+--process-slot-var=SLOT} -I{} bash -c 'progress $1' progress {} <<< "$runs"; then
+    xargs -P "$WORKERS" ${GPUS:+--process-slot-var=SLOT} -I{} bash -c 'progress $1' progress {} <<< "$runs" &
+    group=$!
+    set +m
+    exec 8> >(trap "" HUP INT TERM; read -r || kill -- "-$group" 2> /dev/null)
+    # shellcheck disable=SC2064
+    trap "stop $group" INT TERM
+    wait "$group" || status=$?
+    trap - INT TERM
+    echo >&8 && exec 8>&-
+    rm "$ENDED"
+    if [[ $status == 0 ]]; then
         [[ $DRY_RUN ]] || echo "complete: $PYTHON benchmark/report.py shows benchmark/results/$SUITE"
     else
         echo "error: not every run has a result, see above; start the suite again to go on" >&2

@@ -6,11 +6,15 @@
 #   OURS_FLAGS, PEER_FLAGS   more flags for one side, such as OURS_FLAGS="--no-compile"
 #   NAME                     of results/speed/NAME.csv (default: OURS__PEER); needed with OURS_FLAGS or PEER_FLAGS
 #   THREADS                  of each side (1)
+#   CLEANRL_SCRIPT, BLOG_SCRIPT   the file that a peer of peers/ starts
 #   PYTHON                   runs ours (default: uv run python); CUDA_VISIBLE_DEVICES=0 lets both see a GPU
 set -euo pipefail
 [[ $# -ge 3 ]] || { sed -n '2,/^set/{/^set/d;s/^# //;p}' "$0" >&2; exit 2; }
 export OMP_NUM_THREADS=${THREADS:-1} CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-}
 export OPENBLAS_NUM_THREADS=$OMP_NUM_THREADS MKL_NUM_THREADS=$OMP_NUM_THREADS
+for name in CLEANRL_SCRIPT BLOG_SCRIPT; do # each script runs in a directory of its own
+    [[ -z ${!name:-} ]] || export "$name=$(realpath "${!name}")"
+done
 read -ra python <<< "${PYTHON:-uv run python}"
 exec "${python[@]}" "$(dirname "$0")/speed.py" "$1" "$2" "$3" --repetitions "${4:-5}" \
     --env-id "${ENV_ID:-HalfCheetah-v4}" --steps "${STEPS:-102400}" --name "${NAME:-}" \

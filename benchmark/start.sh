@@ -8,10 +8,11 @@ SUITE=start SCRIPT=ppo_continuous_mujoco.py STEPS=${STEPS:-1000000} SEEDS=${SEED
 [[ ${1:---dry-run} == --dry-run ]] || { echo "usage: bash benchmark/start.sh [--dry-run]" >&2 && exit 2; }
 source "$(dirname "$0")/run.sh"
 
-run_plan <<< "$ENVS start --num-envs 64 --num-steps 32 --no-clip-vloss --init-log-std -0.5 --no-norm-adv --vf-coef 0.25 \
---scale-actions"
+strong="--num-envs 64 --num-steps 32 --no-clip-vloss --init-log-std -0.5 --no-norm-adv --vf-coef 0.25 --scale-actions"
+run_plan <<< "$ENVS start $strong"
 [[ ! $DRY_RUN ]] || exit 0
 read -ra python <<< "$PYTHON"
-run=$(find_run "${ENVS}__start__$SEEDS")
+# shellcheck disable=SC2086
+run=$(find_run "$SEEDS" "$ENVS" start $strong)
 "${python[@]}" $SCRIPT --evaluate "$run" --capture-video --eval-episodes 1 --eval-deterministic
 "${python[@]}" benchmark/animate.py "$run"/eval_videos/*.mp4 benchmark/figures/start.gif

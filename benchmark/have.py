@@ -1,0 +1,90 @@
+"""Was a run that exists asked for with these flags?
+
+Run:  python benchmark/have.py FILE SCRIPT FLAGS...
+      FILE: a results file, or the config.json of a run that may be resumed
+      exit code 0: yes; 1: no, and what differs is printed
+
+A results file holds the arguments of its run (`# args: {...}`). An older one holds the command,
+which is parsed with the defaults that the script has today. Flags and defaults are read from the
+script's text: nothing is imported, so that a suite can ask this for each of its runs.
+"""
+
+import argparse
+import ast
+import json
+import shlex
+import sys
+from pathlib import Path
+
+# What may differ: none of it changes what is learned.
+FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch capture_video".split())
+FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
+FREE |= set("eval_episodes eval_deterministic eval_levels".split())
+# Flags that no script has any more, and the value that did what scripts do without them.
+GONE = {"checkpoint_every": 50, "env_threads": 0, "recompute_advantages": False}
+
+
+def fields_of(script: Path) -> dict[str, tuple[type, object]]:
+    """Type and default of the fields of the script's Args; `...` is a default that is computed."""
+    tree = ast.parse(script.read_text())
+    (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
+    fields = {}
+    for field in args.body:
+        if isinstance(field, ast.AnnAssign):
+            kind = ast.unparse(field.annotation).removesuffix(" | None")
+            try:
+                default = ast.literal_eval(field.value)
+            except ValueError:
+                default = ...
+            kinds = {"bool": bool, "int": int, "float": float}
+            fields[field.target.id] = (kinds.get(kind, str), default)
+    return fields
+
+
+def parse(flags: list[str], fields: dict) -> dict:
+    """The arguments that the flags stand for; flags of no field are an argument of their own."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name, (kind, default) in fields.items():
+        spellings = {f"--{name.replace('_', '-')}", f"--{name}"}
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        parser.add_argument(*spellings, default=default, **how)
+    args, others = parser.parse_known_args(flags)
+    return vars(args) | ({"other flags": shlex.join(others)} if others else {})
+
+
+def stored_args(file: Path, fields: dict) -> dict:
+    """The arguments of a run, and the name of its script."""
+    if file.suffix == ".json":  # to be resumed, so exactly those of today's script
+        config = json.loads(file.read_text())
+        return config["args"] | {"script": Path(shlex.split(config["command"])[0]).stem}
+    comments = [line[2:] for line in file.read_text().splitlines() if line.startswith("# ")]
+    facts = dict(comment.split(": ", 1) for comment in comments)
+    gone = {name: (type(value), value) for name, value in GONE.items() if name not in fields}
+    if "args" in facts:
+        defaults = {name: default for name, (_, default) in fields.items()}
+        args = defaults | json.loads(facts["args"])  # a flag that is newer than the run
+    else:
+        args = parse(shlex.split(facts["command"])[1:], fields | gone)
+    args = {k: v for k, v in args.items() if k not in gone or v != GONE[k]}
+    return args | {"script": facts["script"]}
+
+
+def differences(file: Path, script: Path, flags: list[str]) -> list[str]:
+    """What the run of the file has, and what is asked for, where it is not the same."""
+    fields = fields_of(script)
+    asked = parse(flags, fields) | {"script": script.stem}
+    stored = stored_args(file, fields)
+    found = []
+    for name in sorted((asked.keys() | stored.keys()) - FREE):
+        old, new = (args.get(name, "nothing") for args in (stored, asked))
+        if old != new and ... not in (old, new):
+            found.append(f"{name} {old} (asked for: {new})")
+    if file.suffix == ".json" and not found and stored.keys() != asked.keys():
+        found = ["the flags of another version of the script"]
+    return found
+
+
+if __name__ == "__main__":
+    file, script, *flags = sys.argv[1:]
+    if found := differences(Path(file), Path(script), flags):
+        sys.exit(print(", ".join(found)) or 1)
