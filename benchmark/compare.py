@@ -1,4 +1,4 @@
-"""The table of compare.sh: final returns of two experiments in results/compare/ and the difference between them.
+"""The table of compare.sh: final returns of two experiments in results/compare/, their difference.
 
 python benchmark/compare.py ORIGINAL CHANGED      names of experiments
 """
@@ -11,7 +11,7 @@ from report import STUDENT_T, final_returns, mean_and_interval, read_suite, tabl
 
 
 def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """mean(y) - mean(x) and its 95% interval: Welch's, with the degrees of freedom of the smaller sample."""
+    """mean(y) - mean(x) and its 95% interval: Welch's, with the smaller sample's degrees."""
     n = min(len(x), len(y))
     if n < 2:
         return y.mean() - x.mean(), np.nan, np.nan
@@ -29,21 +29,39 @@ def comparison(original: str, changed: str) -> str:
             better = np.mean((y > x[:, None]) + 0.5 * (y == x[:, None]))
             text = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
             rows.append(
-                [env, f"{len(x)}, {len(y)}", mean_and_interval(x, 2), mean_and_interval(y, 2), text, f"{better:.2f}"]
+                [
+                    env,
+                    f"{len(x)}, {len(y)}",
+                    mean_and_interval(x, 2),
+                    mean_and_interval(y, 2),
+                    text,
+                    f"{better:.2f}",
+                ]
             )
     if not rows:
-        sys.exit(f"error: results/compare/ has no environment with runs of both {original} and {changed}")
-    head = ["environment", "seeds", original, changed, "difference [95% interval]", "probability of improvement"]
+        sys.exit(
+            f"error: results/compare/ has no environment with runs of both {original} and {changed}"
+        )
+    head = [
+        "environment",
+        "seeds",
+        original,
+        changed,
+        "difference [95% interval]",
+        "probability of improvement",
+    ]
     rule = (
-        "Final returns: mean of the last 100 training episodes. Interval of the difference: Welch's. Probability of "
-        "improvement: that a run of the second is better than one of the first. An interval with 0 inside decides "
-        "nothing: add seeds."
+        "Final returns: mean of the last 100 training episodes. Interval of the difference: "
+        "Welch's. Probability of improvement: that a run of the second is better than one of the "
+        "first. An interval with 0 inside decides nothing: add seeds."
     )
     return table(head, rows) + "\n\n" + rule
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("original")
     parser.add_argument("changed")
     options = parser.parse_args()

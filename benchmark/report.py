@@ -1,13 +1,14 @@
-"""results/ and published.csv -> Markdown tables, learning curves, the result sections of both README.md.
+"""results/ and published.csv -> Markdown tables, learning curves, sections of both README.md.
 
-It also makes the table of flags from the scripts, and keeps the line numbers in README.md's table of details:
-`| C05 | ... [script.py:12](script.py#L12) ...`.
+It also makes the table of flags from the scripts, and keeps the line numbers in README.md's table
+of details: `| C05 | ... [script.py:12](script.py#L12) ...`.
 
 python benchmark/report.py                      print the tables
 python benchmark/report.py --write              draw figures/ and put each table between its markers
 python benchmark/report.py --check              exit with 1 if a README.md holds other tables
-python benchmark/report.py --tensorboard DIR    one row for each environment and experiment of the runs in DIR, of any
-                                                tool that names them env__exp__seed__time and logs CleanRL's tags
+python benchmark/report.py --tensorboard DIR    one row for each environment and experiment of the
+                                                runs in DIR, of any tool that names them
+                                                env__exp__seed__time and logs CleanRL's tags
 """
 
 import argparse
@@ -79,7 +80,7 @@ STUDENT_T = [
 
 
 def interval(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """95% interval of the mean over axis 0 (seeds): Student's t below ten seeds, percentile bootstrap from ten."""
+    """95% interval of the mean over axis 0 (seeds): Student's t, from ten on by bootstrap."""
     n = len(x)
     if n == 1:
         return x[0] + np.nan, x[0] + np.nan
@@ -134,7 +135,7 @@ def published(suite: str, env: str = "", steps: str = "") -> list[dict]:
 
 
 def peers(suite: str, facts: dict) -> list[dict]:
-    """PEER's published rows for exactly this version of a run's environment; none that names another script of ours."""
+    """PEER's rows for exactly this version of a run's environment that name no other script."""
     rows = published(suite, facts["env"], facts["total_timesteps"])
     rows = [
         row for row in rows if row["source"].startswith(PEER) and facts["env"] == version_of(row)
@@ -179,7 +180,7 @@ def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
 
 
 def returns_table(suite: str, results: dict) -> str:
-    """One row for each environment and recipe; what is published stands in the first row that it belongs to."""
+    """One row for each environment and recipe; what is published stands in its first row."""
     rows = []
     for env, recipes in results.items():
         steps = next(iter(recipes.values()))[0][0]["total_timesteps"]
@@ -213,10 +214,11 @@ def returns_table(suite: str, results: dict) -> str:
 
 
 def summary_table(suite: str, results: dict) -> str:
-    """Recipes over all environments that PEER has a figure for, as rliable does (arXiv:2108.13264); or nothing.
+    """Recipes over all environments with a figure of PEER, as in rliable (arXiv:2108.13264).
 
-    Interquartile mean of return / PEER's return over environments and seeds, and the probability that a run is better
-    than one of the first recipe, mean over environments; intervals by bootstrap of the seeds of each environment.
+    Interquartile mean of return / PEER's return over environments and seeds, and the probability
+    that a run is better than one of the first recipe, mean over environments; intervals by
+    bootstrap of the seeds of each environment.
     """
     rng, rows, first = np.random.default_rng(0), [], None
     for exp in dict.fromkeys(
@@ -258,7 +260,7 @@ def interquartile_mean(scores: dict[str, np.ndarray]) -> float:
 
 
 def improvement(old: dict[str, np.ndarray], new: dict[str, np.ndarray]) -> float:
-    """Probability that a score of `new` is higher than one of `old`, ties count half; mean over shared environments."""
+    """Mean over shared environments of P(score of `new` > score of `old`); ties count half."""
     pairs = [(old[env][:, None], new[env]) for env in new if env in old]
     return float(np.mean([np.mean((y > x) + 0.5 * (y == x)) for x, y in pairs]))
 
@@ -304,7 +306,7 @@ def suite_section(suite: str) -> str:
 
 
 def setups(runs) -> str:
-    """What ran on what: (hardware, versions, name) of many runs, each hardware with each set of versions once."""
+    """What ran on what: many (hardware, versions, name), each pair of the first two once."""
     counts = Counter(runs)
     groups = defaultdict(list)
     for (hardware, versions, name), n in sorted(
@@ -319,8 +321,9 @@ def start_section() -> str:
     [[(facts, curve), *_], *_] = [
         runs for recipes in read_suite("start").values() for runs in recipes.values()
     ]
-    text = f"A return of {number(facts['final_return'])} (mean of the last 100 training episodes) after "
-    text += f"{float(curve['step'][-1]):,.0f} steps and {float(facts['seconds']):.0f} seconds of training on one thread"
+    final, steps = number(facts["final_return"]), f"{float(curve['step'][-1]):,.0f} steps"
+    text = f"A return of {final} (mean of the last 100 training episodes) after {steps} and "
+    text += f"{float(facts['seconds']):.0f} seconds of training on one thread"
     return text + f" ({facts['hardware']}; {facts['versions']}; commit {facts['commit']})."
 
 
@@ -334,12 +337,8 @@ def suites_section() -> str:
             command = ["bash", f"benchmark/{suite}.sh", *recipe.split()]
             how = {"cwd": HERE.parent, "env": clean, "stdout": subprocess.PIPE, "text": True}
             lines = subprocess.run([*command, "--dry-run"], **how).stdout.splitlines()
-            paths = [
-                HERE.parent / line.removeprefix("have ")
-                for line in lines
-                if line.startswith("have ")
-            ]
-            done = [read_csv(path)[0] for path in paths]
+            have = [line.removeprefix("have ") for line in lines if line.startswith("have ")]
+            done = [read_csv(HERE.parent / path)[0] for path in have]
             row = [f"`{' '.join(command)}`", f"{len(done)} of {len(lines)}"]
             if done:
                 seconds = [float(facts["seconds"]) for facts in done]
@@ -347,19 +346,12 @@ def suites_section() -> str:
                 row += [steps, f"{np.median(seconds) / 60:.1f}", f"{sum(seconds) / 3600:.1f}"]
                 row += ["; ".join(sorted({facts["hardware"] for facts in done}))]
             rows.append(row + ["-"] * (6 - len(row)))
-    head = [
-        "command",
-        "runs with results",
-        "steps of each",
-        "minutes of each",
-        "hours of these",
-        "hardware",
-    ]
-    return table(head, rows)
+    head = ["command", "runs with results", "steps of each", "minutes of each"]
+    return table([*head, "hours of these", "hardware"], rows)
 
 
 def speed_section() -> str:
-    """One row for each file of results/speed/, in the order of SCRIPTS: medians over the repetitions."""
+    """One row for each file of results/speed/, in the order of SCRIPTS: medians."""
     rows, ran = [], []
     for path in sorted((HERE / "results" / "speed").glob("*.csv")):
         facts, data = read_csv(path)
@@ -376,25 +368,15 @@ def speed_section() -> str:
     scripts = [f"{name}.py" for name in SCRIPTS]
     measured = {row[0].split()[0] for row in rows}
 
-    def place(
-        row: list[str],
-    ) -> tuple:  # a script without flags comes before the same one with flags
+    def place(row: list[str]) -> tuple:  # a script without flags comes before one with flags
         script, *flags = row[0].split()
         return scripts.index(script) if script in scripts else len(scripts), len(flags), row
 
-    head = [
-        "ours",
-        "peer",
-        "environment",
-        "threads",
-        "pairs",
-        "ratio of steps/s (range)",
-        "steps/s",
-    ]
-    head += ["seconds in all", "peak MB"]
+    head = ["ours", "peer", "environment", "threads", "pairs", "ratio of steps/s (range)"]
+    head += ["steps/s", "seconds in all", "peak MB"]
     rule = (
-        "Medians, ours / peer; both ran in turns on the same machine. Steps/s from the first tenth of the run "
-        "to its end; seconds in all: the whole process with start-up and compilation."
+        "Medians, ours / peer; both ran in turns on the same machine. Steps/s from the first tenth "
+        "of the run to its end; seconds in all: the whole process with start-up and compilation."
     )
     missing = ", ".join(f"`{script}`" for script in scripts if script not in measured)
     rule += f" Not measured yet: {missing}." if missing else ""
@@ -418,7 +400,7 @@ def updates_section() -> str:
 
 
 def tensorboard(folder: Path) -> str:
-    """Markdown table of the runs of any tool that logs CleanRL's tags, by the rule of our own results."""
+    """Markdown table of the runs of any tool that logs CleanRL's tags, by our own rule."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     returns = defaultdict(list)
@@ -445,7 +427,7 @@ def tensorboard(folder: Path) -> str:
 def draw(suite: str) -> None:
     """figures/<suite>.png: mean and 95% interval over seeds, one panel for each environment.
 
-    A panel is as high as the returns of all seeds: where the interval of few seeds is wider, it is cut.
+    A panel is as high as the returns of all seeds: a wider interval, of few seeds, is cut.
     """
     import matplotlib
 
@@ -511,7 +493,7 @@ def draw(suite: str) -> None:
 
 
 def flags_of(script: Path) -> dict[str, tuple[str, str]]:
-    """Flag -> (default, help) from the fields of Args and the comments beside them or the strings under them."""
+    """Flag -> (default, help), the comment beside a field of Args or the string under it."""
     source = script.read_text()
     tree, lines = ast.parse(source), source.splitlines()
     (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
@@ -532,7 +514,7 @@ def flags_of(script: Path) -> dict[str, tuple[str, str]]:
 
 
 def flags_table() -> str:
-    """One row for each flag of any script, in the order of the scripts; a second line where the help differs."""
+    """One row for each flag of any script, in the order of the scripts, with all its helps."""
     scripts = {name: flags_of(HERE.parent / f"{name}.py") for name in SCRIPTS}
     order = []
     for flags in scripts.values():  # a new flag comes after the one before it
@@ -624,9 +606,7 @@ def main() -> None:
         if options.write:
             path.write_text(text)
         elif text != old[path]:
-            sys.exit(
-                f"error: {path} is not what benchmark/report.py --write makes of the scripts and the results"
-            )
+            sys.exit(f"error: {path} is not what benchmark/report.py --write makes of the results")
 
 
 if __name__ == "__main__":
