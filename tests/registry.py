@@ -22,7 +22,7 @@ class Script:
     name: str
     tiny: dict  # fields of Args of a run of a fraction of a second
     exact: dict[str, dict]  # name -> fields of a run of which the environments' state is saved
-    inexact: dict[str, dict]  # the same where it cannot be saved
+    inexact: dict[str, dict]  # the same where it cannot be saved; the last one runs anywhere
     poisoned: dict  # fields of a run of which the rewards become NaN at step 40
     own: dict  # fields that an environment of the user's own needs, tests/test_contract.py
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
@@ -122,6 +122,7 @@ def continuous_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> np.nd
 TINY = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
 TINY |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0}
 LONG = {"num_steps": 128, "total_timesteps": 1280, "update_epochs": 1}  # 640 steps of 2 each
+SHORT = {"num_steps": 64, "total_timesteps": 640, "update_epochs": 1}
 ONE_ROBOT = {"num_envs": 1, "num_steps": 256, "total_timesteps": 1280, "update_epochs": 1}
 
 PPO = Script(
@@ -132,7 +133,11 @@ PPO = Script(
         "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
         "MountainCar": {"env_id": "MountainCar-v0", "shared_network": True} | LONG,
     },
-    inexact={"LunarLander": {"env_id": "LunarLander-v3"} | LONG},
+    inexact={
+        "no time limit": {"env_id": "EndlessCartPole-v0"},
+        "changed": {"env_id": "ChangedCartPole-v0"},
+        "LunarLander": {"env_id": "LunarLander-v3"} | LONG,
+    },
     poisoned={"env_id": "PoisonedDiscrete-v0"},
     own={"env_id": "OwnDiscrete-v0"},
     wrong_env={
@@ -158,11 +163,13 @@ MUJOCO = Script(
     exact={
         "InvertedPendulum": {},
         "HalfCheetah": {"env_id": "HalfCheetah-v4", "anneal_clip": True} | ONE_ROBOT,
-        "Hopper, squashed": {"env_id": "Hopper-v4", "squash_actions": True} | LONG,
-        "Ant": {"env_id": "Ant-v5"} | ONE_ROBOT,
-        "Humanoid": {"env_id": "Humanoid-v4"} | LONG,
+        "Hopper, squashed": {"env_id": "Hopper-v4", "squash_actions": True} | SHORT,
+        "Ant": {"env_id": "Ant-v5", "seed": 2} | SHORT,
+        "Humanoid": {"env_id": "Humanoid-v4"} | SHORT,
     },
     inexact={
+        "no time limit": {"env_id": "EndlessInvertedPendulum-v0"},
+        "changed": {"env_id": "ChangedInvertedPendulum-v0"},
         "Pendulum": {"env_id": "Pendulum-v1"} | LONG,
         "async": {"env_id": "InvertedPendulum-v4", "env_backend": "async"},
     },

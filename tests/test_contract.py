@@ -32,6 +32,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 from registry import SCRIPTS, Script
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -63,9 +65,20 @@ for env_id, obs_space, action_space in [
 ]:
     spaces = {"observation_space": obs_space, "action_space": action_space}
     gym.register(env_id, Spaces, kwargs=spaces)
-gym.register("EndlessCartPole-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv")
-INVERTED = "gymnasium.envs.mujoco.inverted_pendulum_v4:InvertedPendulumEnv"
-gym.register("EndlessInvertedPendulum-v0", INVERTED)  # neither has a time limit
+
+
+class ChangedCartPole(CartPoleEnv):
+    """A class of the user's own may hold more state than the one that it comes from."""
+
+
+class ChangedInvertedPendulum(InvertedPendulumEnv):
+    pass
+
+
+gym.register("ChangedCartPole-v0", ChangedCartPole, max_episode_steps=100)
+gym.register("ChangedInvertedPendulum-v0", ChangedInvertedPendulum, max_episode_steps=100)
+gym.register("EndlessCartPole-v0", CartPoleEnv)
+gym.register("EndlessInvertedPendulum-v0", InvertedPendulumEnv)
 
 OWN_ENV = """
 import gymnasium as gym
@@ -352,7 +365,7 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     result = resume(script, run_dir)
     args = script.module.Args(**script.tiny | case)
     assert result["global_step"] == args.num_iterations * args.batch_size
-    assert seeds[-1] not in range(args.seed, args.seed + args.num_envs)  # not the same again
+    assert seeds[-1] >= args.seed + args.num_envs  # not the same again
     episodes = episodes_of(run_dir)
     assert episodes[: len(before)] == before
     for step, _, length in episodes[len(before) :]:  # lengths begin with the environments
@@ -419,7 +432,7 @@ def other_value(field, value):
         return next((x for x in options if isinstance(x, str) and x != value), None)
     if isinstance(value, bool):
         return not value
-    return {int: lambda: 2 * value or 1, float: lambda: value / 2 + 0.25, str: lambda: value + "x"}[
+    return {int: lambda: 2 * value or 1, float: lambda: value / 2 + 0.2, str: lambda: value + "x"}[
         field.type
     ]()
 
@@ -617,7 +630,7 @@ def test_help_shows_every_flag_with_its_own_words(script, capsys):
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert stop.value.code in (0, None)
     for field in fields(script.module.Args):
-        assert f"--{field.name.replace('_', '-')} " in shown, field.name
+        assert re.search(f"--{field.name.replace('_', '-')}[ ,]", shown), field.name
     assert "learning rate of Adam" in shown
 
 
@@ -712,13 +725,13 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, mo
         message_of(script, *flags_of(script))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    (run_dir,) = Path("runs").iterdir()
+    run_dir = the_run().resolve()
     if nth == 1:
         assert not (run_dir / "checkpoint.pt").exists()
         return
     assert checkpoint_of(run_dir)["iteration"] == nth - 1
     monkeypatch.undo()
-    monkeypatch.chdir(run_dir.parent.parent)
+    monkeypatch.chdir(run_dir)
     resume(script, run_dir)
     assert checkpoint_of(run_dir)["iteration"] == 4
 
@@ -754,8 +767,10 @@ def test_tags_are_those_documented(script):
     assert [step for step, _ in scalars["losses/policy_loss"]] == [64, 128, 192, 256]
     assert [step for step, _ in scalars["eval/episodic_return"]] == [256]
     assert all(math.isfinite(value) for tag in scalars.values() for _, value in tag)
-    episodes = [(step, value) for step, value, _ in episodes_of(run_dir)]
-    assert scalars["charts/episodic_return"] == pytest.approx(episodes) and len(episodes) > 2
+    steps, returns, lengths = zip(*episodes_of(run_dir))
+    for name, values in (("return", returns), ("length", lengths)):
+        logged = zip(*scalars[f"charts/episodic_{name}"])
+        assert next(logged) == steps and next(logged) == pytest.approx(values)
 
 
 @scripts
@@ -942,9 +957,10 @@ def test_sigkill_at_random_moments(script, folder):
 
 
 @pytest.mark.e2e
-@cases_of("inexact")
-def test_ctrl_c_is_one_line(script, case, tmp_path):
+@scripts
+def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
+    case = list(script.inexact.values())[-1]
     flags = flags_of(script, **case | {"total_timesteps": 10_000_000})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running = subprocess.Popen(command(script, *flags), **pipes, start_new_session=True)
@@ -964,7 +980,7 @@ def test_a_script_runs_alone_in_an_empty_directory(script, tmp_path):
     flags = flags_of(script, eval_episodes=1)
     done = process(script, *flags, path=Path(script.path.name), env=environment)
     assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
-    assert not re.search("Warning|Error|Traceback", done.stderr), done.stderr
+    assert not re.search(r"\bWarning|Error|Traceback", done.stderr), done.stderr
     names = {file.name for file in tmp_path.iterdir()}
     assert names <= {script.path.name, "runs", "__pycache__"}
     assert (the_run() / script.path.name).read_bytes() == script.path.read_bytes()
