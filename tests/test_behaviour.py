@@ -1,24 +1,27 @@
-"""What training does: every switch, both reset conventions, all backends, what it logs and when it stops."""
+"""What training does: switches, ends of episodes, updates, compilation, logs, when it stops."""
 
-import copy
 import multiprocessing
+import os
 import signal
-from pathlib import Path
+import subprocess
+import sys
+from dataclasses import fields
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from conftest import Scripted, tiny
+from torch import nn
+from torch.distributions import Normal
+from watch import flat
 
-import ppo_continuous_mujoco as ppo
+import ppo
+import ppo_continuous_mujoco as mujoco
+import ppo_multidiscrete
 
-STATS = "policy_loss value_loss entropy old_approx_kl approx_kl clipfrac grad_norm".split()
-
-
-def stats_of(updates: list) -> np.ndarray:
-    """The diagnostics that each call of `update` returned, (calls, 7)."""
-    return np.array([result.numpy() for _, result in updates])
+STATS = ["policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
+REAL = {ppo: {"env_id": "CartPole-v1"}, mujoco: {"env_id": "Hopper-v4"}}
 
 
 def checkpoint_of(result: dict) -> dict:
@@ -26,454 +29,614 @@ def checkpoint_of(result: dict) -> dict:
 
 
 def weights_of(result: dict) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for tensor in checkpoint_of(result)["agent"].values()])
+    return flat(checkpoint_of(result)["agent"].values())
 
 
-def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of every TensorBoard scalar by tag."""
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+def stats_of(seen, name: str) -> np.ndarray:
+    """A diagnostic of every minibatch, (iterations, minibatches)."""
+    return np.array([[float(step.stats[name]) for step in r.steps] for r in seen.rollouts])
 
 
-# -- the first minibatch --
+def edited(script, monkeypatch, edit) -> None:
+    """Agent with `edit(agent)` at the end of its __init__, as a reader would write it there."""
+
+    class Edited(script.Agent):
+        def __init__(self, *args):
+            super().__init__(*args)
+            edit(self)
+
+    monkeypatch.setattr(script, "Agent", Edited)
+
+
+# -- the rollout --
 VARIANTS = {
     "plain": {},
-    "squashed": {"squash_actions": True},
     "shared": {"shared_network": True},
-    "recompute": {"recompute_advantages": True},
+    "time limit": {"env_id": "Truncating-v0"},
+}
+LONGER = {"num_steps": 64, "total_timesteps": 128}
+CONTINUOUS = {
+    "squashed": {"squash_actions": True},
     "relu": {"activation": "relu", "norm_obs": False},
     "not clipped": {"clip_actions": False, "init_log_std": 1.0},
-    "time limit": {"env_id": "Truncating-v0"},
-    "mujoco": {"env_id": "Hopper-v4", "num_steps": 64, "total_timesteps": 128},
     "async": {"env_backend": "async"},
-    "envpool": {"env_backend": "envpool", "env_id": "Hopper-v4", "num_steps": 64, "total_timesteps": 128},
 }
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_first_minibatch_has_ratio_one(variant, run, spy):
-    if variant == "envpool":
-        pytest.importorskip("envpool")
-    updates = spy(ppo, "update")
-    run(ortho_init=False, learning_rate=0.01, **VARIANTS[variant])
-    first, second = (dict(zip(STATS, stats)) for stats in stats_of(updates)[:2])
-    assert abs(first["old_approx_kl"]) < 1e-6 and abs(first["approx_kl"]) < 1e-6 and first["clipfrac"] == 0
-    assert second["approx_kl"] > 1e-5  # one step later the policy has moved
-
-
-@pytest.mark.parametrize("backend", ["sync", "async", "envpool"])
-def test_stored_actions_belong_to_the_observations_beside_them(backend, run, spy):
-    """With a deviation of exp(-20) the stored action is the policy's mean at the stored observation."""
-    if backend == "envpool":
-        pytest.importorskip("envpool")
-    updates = spy(ppo, "update")
-    few = {"num_minibatches": 1, "update_epochs": 1, "num_steps": 64, "total_timesteps": 128}
-    run(env_id="Hopper-v4", env_backend=backend, init_log_std=-20.0, ortho_init=False, **few)
-    (agent, _, batch, *_), _ = updates[0]
-    mean = agent.actor_mean(batch["obs"]).detach()
-    torch.testing.assert_close(batch["actions"], mean, rtol=0, atol=1e-6)
-    assert mean.std(0).min() > 1e-3  # neighbours differ by more than the tolerance
-
-
-def test_action_noise_is_standard_normal_and_scaled_by_the_deviation(run, spy):
-    updates = spy(ppo, "update")
-    run(num_steps=2048, total_timesteps=8192, init_log_std=-1.0, num_minibatches=1, update_epochs=1)
-    noise = []
-    for (agent, _, batch, *_), _ in updates:
-        std = agent.actor_logstd.detach().exp()
-        noise.append((batch["actions"] - agent.actor_mean(batch["obs"]).detach()) / std)
-    z = torch.cat(noise).flatten()
-    assert len(z) == 16384 and abs(z.mean()) < 4 / len(z) ** 0.5 and abs(z.var() - 1) < 4 * (2 / len(z)) ** 0.5
-    assert not torch.isclose(noise[0], noise[1]).any(1).all()  # every rollout draws its own
-
-
-# -- switches --
-# What may differ: `valid terminations obs actions env_actions logprobs values rewards advantages returns` of the first
-# rollout, the diagnostics of the first optimizer step and the weights after the run. Observations and rewards of the
-# scripted environment do not depend on the actions. At ratio 1 the policy loss is the mean advantage: 0 if normalized.
-TARGETS = {"advantages", "returns", "value_loss", "grad_norm", "weights"}
-NETWORK = TARGETS | {"actions", "env_actions", "values"}
-SWITCHES = [
-    ({"norm_adv": False}, {"policy_loss", "grad_norm", "weights"}),
-    ({"clip_vloss": False}, {"weights"}),
-    ({"clip_coef": 0.05}, {"weights"}),
-    ({"ent_coef": 0.5}, {"grad_norm", "weights"}),
-    ({"vf_coef": 2.0}, {"grad_norm", "weights"}),
-    ({"max_grad_norm": 0.0}, {"weights"}),
-    ({"adam_eps": 1e-2}, {"weights"}),
-    ({"learning_rate": 0.02}, {"weights"}),
-    ({"anneal_lr": False}, {"weights"}),
-    ({"anneal_clip": True}, {"weights"}),
-    ({"target_kl": 1e-9}, {"weights"}),
-    ({"update_epochs": 3}, {"weights"}),
-    ({"recompute_advantages": True}, {"weights"}),
-    ({"gae_lambda": 0.5}, TARGETS),
-    ({"bootstrap_truncation": False}, TARGETS | {"terminations"}),
-    ({"gamma": 0.9}, TARGETS | {"rewards"}),
-    ({"norm_reward": False}, TARGETS | {"rewards"}),
-    ({"clip_reward": 0.0}, TARGETS | {"rewards"}),
-    ({"clip_reward": 0.1}, TARGETS | {"rewards"}),
-    ({"norm_obs": False}, NETWORK | {"obs"}),
-    ({"clip_obs": 0.1}, NETWORK | {"obs"}),
-    ({"activation": "relu"}, NETWORK),
-    ({"clip_actions": False}, {"env_actions"}),
-    ({"scale_actions": True}, {"env_actions"}),
-    ({"init_log_std": -1.0}, {"actions", "env_actions", "logprobs", "entropy", "grad_norm", "weights"}),
-    # these draw other random numbers, so that the minibatches (squash_actions) or the noise differ as well
-    ({"squash_actions": True}, {"env_actions", "logprobs", "entropy", "value_loss", "grad_norm", "weights"}),
-    ({"ortho_init": False}, NETWORK | {"logprobs"}),
-    ({"shared_network": True}, NETWORK | {"logprobs"}),
-    ({"seed": 2}, NETWORK | {"logprobs"}),
-    ({"torch_deterministic": False}, set()),
+VARIANT_CASES = [
+    pytest.param(script, changes, id=f"{script.__name__}-{name}")
+    for script, own in ((ppo, {}), (mujoco, CONTINUOUS))
+    for name, changes in (VARIANTS | {"real": REAL[script] | LONGER} | own).items()
 ]
 
 
-def first_update(run, monkeypatch, changes) -> dict:
-    """All that enters the first optimizer step, what it reports, and the weights at the end of the run."""
-    with monkeypatch.context() as patch:
-        seen, update, gae, env_action = {}, ppo.update, ppo.gae, ppo.Agent.env_action
-
-        def watch_update(agent, adam, batch, *rest):
-            before = copy.deepcopy(batch)
-            stats = update(agent, adam, batch, *rest)
-            for name, value in (before | dict(zip(STATS, stats))).items():
-                seen.setdefault(name, value)
-            return stats
-
-        def watch_gae(rewards, values, next_values, terminations, *rest):
-            seen.setdefault("rewards", torch.tensor(rewards))
-            seen.setdefault("terminations", torch.tensor(terminations))
-            return gae(rewards, values, next_values, terminations, *rest)
-
-        def watch_env_action(agent, action):
-            result = env_action(agent, action)
-            seen.setdefault("env_actions", []).append(torch.tensor(result))
-            return result
-
-        patch.setattr(ppo, "update", watch_update)
-        patch.setattr(ppo, "gae", watch_gae)
-        patch.setattr(ppo.Agent, "env_action", watch_env_action)
-        result = run(env_id="Truncating-v0", **({"learning_rate": 0.05} | changes))
-    seen["env_actions"] = torch.stack(seen["env_actions"][:16])
-    return seen | {"weights": weights_of(result)}
+@pytest.mark.parametrize("script, changes", VARIANT_CASES)
+def test_first_minibatch_has_ratio_one(script, changes, run_script, watch):
+    seen = watch(script)
+    run_script(ortho_init=False, learning_rate=0.01, **changes)
+    first, second = (step.stats for step in seen.steps[:2])
+    assert abs(first["old_approx_kl"]) < 1e-6 and abs(first["approx_kl"]) < 1e-6
+    assert first["clipfrac"] == 0
+    assert second["approx_kl"] > 1e-5  # one step later the policy has moved
 
 
-@pytest.mark.parametrize("changes, expected", SWITCHES, ids=[str(changes) for changes, _ in SWITCHES])
-def test_a_switch_changes_what_it_should_and_nothing_else(changes, expected, run, monkeypatch):
-    base, other = (first_update(run, monkeypatch, c) for c in ({}, changes))
-    different = set()
-    for name in base.keys() & other.keys():
-        a, b = base[name], other[name]
-        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-6):
-            different.add(name)
-    assert different - {"old_approx_kl", "approx_kl", "noise"} == expected
-    assert base.keys() ^ other.keys() == ({"noise"} if "squash_actions" in changes else set())
+def test_stored_actions_are_draws_at_the_observations_beside_them(
+    script, run_script, watch, spy, monkeypatch
+):
+    """Agent.act draws them again from the same noise, but not where a neighbour was."""
+
+    def balance(agent):  # a policy of CartPole that looks at the observation indeed
+        agent.actor = nn.Sequential(nn.Linear(4, 2, bias=False))
+        agent.actor[0].weight.data[:] = torch.tensor([[0, 0, -20.0, -20], [0, 0, 20, 20]])
+
+    if script is ppo:
+        edited(script, monkeypatch, balance)
+    seen, noises = watch(script), spy(script.Agent, "draw_noise")
+    run_script(ortho_init=False, num_steps=64, total_timesteps=384, **REAL[script])
+    drawn = [noise.flatten(0, 1) for _, noise in noises]
+    assert len(drawn) == 3 and not (drawn[0] == drawn[1]).all(-1).any()  # each rollout its own
+    for rollout, noise in zip(seen.rollouts, drawn):
+        actions = rollout.actions.float()
+        again = rollout.agent.act(rollout.obs, noise).float()
+        torch.testing.assert_close(again, actions, rtol=0, atol=1e-5)
+        for neighbour in (rollout.obs.roll(2, 0), rollout.obs.roll(-2, 0)):
+            other = rollout.agent.act(neighbour, noise).float()
+            assert not torch.allclose(other, actions, atol=1e-3)
 
 
-def test_value_clipping_shows_after_the_first_step_and_leaves_the_policy_loss(run, spy):
-    """Same rollout and, while gradients are not clipped, same policy: only the value loss and its gradient differ."""
-    updates = spy(ppo, "update")
-    for clip_vloss in (True, False):
-        run(clip_vloss=clip_vloss, clip_coef=0.01, max_grad_norm=0.0, learning_rate=0.01, total_timesteps=32)
-    clipped, unclipped = stats_of(updates).reshape(2, 8, 7)
-    np.testing.assert_allclose(clipped[:, 0], unclipped[:, 0], rtol=1e-4, atol=1e-6)
-    assert clipped[0, 1] == pytest.approx(unclipped[0, 1])
-    assert (clipped[2:, 1] > unclipped[2:, 1] + 1e-4).any()
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_stored_actions_are_the_means_of_a_policy_without_deviation(backend, run, watch):
+    """With a deviation of exp(-20) the stored action is the mean at the stored observation."""
+    seen = watch(mujoco)
+    flags = {"env_backend": backend, "init_log_std": -20.0, "ortho_init": False}
+    run(num_steps=64, total_timesteps=128, **flags | REAL[mujoco])
+    [rollout] = seen.rollouts
+    mean = rollout.agent.actor_mean(rollout.obs).detach()
+    torch.testing.assert_close(rollout.actions, mean, rtol=0, atol=1e-6)
+    assert mean.std(0).min() > 1e-3  # neighbours differ by more than the tolerance
 
 
-def test_first_normalized_advantages_have_mean_zero(script, spy):
-    ppo, run = script
-    updates = spy(ppo, "update")
-    run(norm_adv=True)
-    assert abs(updates[0][1][0]) < 1e-6  # -mean(A) at ratio 1
-    updates.clear()
-    run(norm_adv=False)
-    (_, _, batch, mb_inds, *_), stats = updates[0]
-    assert stats[0].item() == pytest.approx(-batch["advantages"][mb_inds].mean().item(), rel=1e-5)
+def test_action_noise_is_standard_normal_and_scaled_by_the_deviation(run, watch):
+    seen = watch(mujoco)
+    few = {"num_minibatches": 1, "update_epochs": 1}
+    run(num_steps=2048, total_timesteps=8192, init_log_std=-1.0, **few)
+    noise = []
+    for rollout in seen.rollouts:
+        mean = rollout.agent.actor_mean(rollout.obs).detach()
+        noise.append((rollout.actions - mean) / rollout.agent.actor_logstd.detach().exp())
+    z = torch.cat(noise).flatten()
+    n = len(z)
+    assert n == 16384 and abs(z.mean()) < 4 / n**0.5 and abs(z.var() - 1) < 4 * (2 / n) ** 0.5
 
 
-@pytest.mark.parametrize("anneal", [True, False])
-def test_annealing_starts_full_and_ends_at_one_iteration_above_zero(anneal, script, spy):
-    ppo, run = script
-    updates = spy(ppo, "update")
-    result = run(anneal_lr=anneal, anneal_clip=anneal, learning_rate=0.1, clip_coef=0.2, total_timesteps=4 * 32)
-    lr, clip = np.array([[a[4].item(), a[5].item()] for a, _ in updates]).reshape(4, 8, 2).transpose(2, 0, 1)
-    fractions = np.array([1, 0.75, 0.5, 0.25] if anneal else [1, 1, 1, 1])[:, None]
-    np.testing.assert_allclose(lr, np.broadcast_to(0.1 * fractions, lr.shape), rtol=1e-6)
-    np.testing.assert_allclose(clip, np.broadcast_to(0.2 * fractions, clip.shape), rtol=1e-6)
-    logged = [value for _, value in scalars_of(result["run_dir"])["charts/learning_rate"]]
-    np.testing.assert_allclose(logged, 0.1 * fractions[:, 0], rtol=1e-6)
-
-
-@pytest.mark.parametrize("target_kl, epochs", [(1e-9, 1), (1e9, 5), (None, 5)])
-def test_target_kl_ends_the_epochs(target_kl, epochs, script, spy):
-    ppo, run = script
-    updates = spy(ppo, "update")
-    run(target_kl=target_kl, update_epochs=5, learning_rate=0.01)
-    assert len(updates) == 2 * epochs * 4
-
-
-def test_target_kl_looks_at_the_mean_of_an_epoch(script, spy):
-    """A target between the means of epochs 2 and 3 stops after epoch 3, whatever its last minibatch says."""
-    ppo, run = script
-    updates = spy(ppo, "update")
-    run(update_epochs=6, learning_rate=0.002, total_timesteps=32)
-    means = stats_of(updates)[:, 4].reshape(6, 4).mean(1)
-    assert means[0] < means[1] < means[2]
-    updates.clear()
-    run(update_epochs=6, learning_rate=0.002, total_timesteps=32, target_kl=float(means[1:3].mean()))
-    assert len(updates) == 3 * 4
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
-def test_max_grad_norm_bounds_what_adam_sees(max_grad_norm, script, spy):
-    """Adam's first moment after its first step is a tenth of the gradient; the logged norm is the unclipped one."""
-    ppo, run = script
-    updates = spy(ppo, "update")
-    run(max_grad_norm=max_grad_norm)
-    norm = updates[0][1][6].item()
-    assert norm > 0.01
-    first_moment = updates[1][0][1]["exp_avg"].norm().item()
-    assert first_moment == pytest.approx(0.1 * (max_grad_norm or norm), rel=1e-2)
-
-
-def test_every_sample_once_an_epoch_in_another_order(script, spy):
-    ppo, run = script
-    updates = spy(ppo, "update")
-    run(update_epochs=3)
-    epochs = np.array([arguments[3].numpy() for arguments, _ in updates]).reshape(6, 4 * 8)
-    assert all(sorted(epoch) == list(range(32)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs} | {tuple(range(32))}) == 7
-
-
-def test_recomputed_advantages_are_those_of_the_current_critic(run, spy):
-    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
-    run(recompute_advantages=True, update_epochs=3, total_timesteps=32, learning_rate=0.01)
-    assert len(gae_calls) == 3
-    for epoch in range(3):
-        (agent, _, batch, *_), _ = updates[4 * epoch]
-        torch.testing.assert_close(batch["values"], agent.get_value(batch["obs"]).detach(), atol=1e-6, rtol=0)
-        torch.testing.assert_close(batch["returns"], batch["values"] + batch["advantages"])
-    assert (updates[0][0][2]["values"] != updates[8][0][2]["values"]).all()
-    assert (updates[0][0][2]["logprobs"] == updates[8][0][2]["logprobs"]).all()
-    gae_calls.clear()
-    run(recompute_advantages=False, update_epochs=3, total_timesteps=32)
-    assert len(gae_calls) == 1
-
-
-def test_squashed_entropy_draws_its_own_noise_every_epoch(run, spy):
-    updates = spy(ppo, "update")
-    run(squash_actions=True, update_epochs=2, total_timesteps=32)
-    first, second = updates[0][0][2]["noise"], updates[4][0][2]["noise"]
-    assert (first != second).all() and first.shape == updates[0][0][2]["actions"].shape
-
-
-@pytest.mark.parametrize("env_id, on, off", [("Truncating-v0", 0, 6), ("Terminating-v0", 6, 6)])
-def test_time_limits_bootstrap_from_the_last_observation(env_id, on, off, script, spy):
-    """`on`, `off`: transitions of the rollout that cut the bootstrap with and without bootstrap_truncation."""
-    ppo, run = script
-    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
-    for bootstrap, cut in ((True, on), (False, off)):
-        updates.clear(), gae_calls.clear()
-        run(env_id=env_id, bootstrap_truncation=bootstrap, norm_obs=False, total_timesteps=32, ortho_init=False)
-        (rewards, values, next_values, terminations, dones, *_), _ = gae_calls[0]
-        ends = np.flatnonzero(dones[:, 0])
-        assert ends.tolist() == [4, 9, 14] and terminations.sum() == cut and dones.sum() == 6
-        agent = updates[0][0][0]
-        states = [[t % 5 + 1, t // 5] for t in range(16)]  # what really followed step t
-        value = getattr(agent, "get_value", lambda obs: agent(obs)[1])
-        truth = value(torch.tensor(states).float()).detach().numpy()
-        compared = terminations[:, 0] == 0
-        np.testing.assert_allclose(next_values[compared, 0], truth[compared], atol=1e-6)
-
-
-def test_last_observations_are_normalized_too(script, spy):
-    ppo, run = script
-    updates, gae_calls, normalized = spy(ppo, "update"), spy(ppo, "gae"), spy(ppo, "normalize_obs")
-    run(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
-    last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
-    (_, _, next_values, terminations, dones, *_), _ = gae_calls[0]
-    assert len(last) == dones.sum() == 6 and not terminations.any() and len(np.unique(last, axis=0)) > 2
-    agent = updates[0][0][0]
-    value = getattr(agent, "get_value", lambda obs: agent(obs)[1])
-    np.testing.assert_allclose(next_values[dones == 1], value(torch.from_numpy(last)).detach().numpy(), atol=1e-6)
-
-
-def test_what_the_environment_gets_and_what_is_stored(run, spy, scripted):
-    low, high = scripted.action_space.low, scripted.action_space.high
+def test_what_the_environment_gets_and_what_is_stored(run, watch):
+    low, high = Scripted.action_space.low, Scripted.action_space.high
     functions = {
         "clip_actions": lambda stored: np.minimum(np.maximum(stored, low), high),
         "squash_actions": lambda stored: (low + high) / 2 + (high - low) / 2 * np.tanh(stored),
         "scale_actions": lambda stored: (low + high) / 2 + (high - low) / 2 * stored,
         "neither": lambda stored: stored,
     }
-    updates = spy(ppo, "update")
+    seen = watch(mujoco)
     for name, function in functions.items():
-        updates.clear(), scripted.actions.clear()
-        switches = {switch: switch == name for switch in ("clip_actions", "squash_actions", "scale_actions")}
-        run(init_log_std=1.0, total_timesteps=32, **switches)
-        stored = updates[0][0][2]["actions"].numpy()
-        np.testing.assert_allclose(scripted.actions, function(stored), atol=1e-5)
+        seen.rollouts.clear()
+        Scripted.actions.clear()
+        names = ("clip_actions", "squash_actions", "scale_actions")
+        run(init_log_std=1.0, total_timesteps=32, **{switch: switch == name for switch in names})
+        stored = seen.rollouts[0].actions.numpy()
+        np.testing.assert_allclose(Scripted.actions, function(stored), atol=1e-5)
         assert (np.abs(stored) > 3).any()  # far outside the bounds
 
 
-# -- determinism --
-@pytest.mark.parametrize("env_id", ["Truncating-v0", "Hopper-v4"])
-def test_same_seed_same_run_another_seed_another(env_id, run, read_episodes):
-    big = {"env_id": env_id, "num_steps": 128, "total_timesteps": 512}
-    one, two, other = (run(seed=seed, **big) for seed in (3, 3, 4))
-    assert torch.equal(weights_of(one), weights_of(two)) and not torch.equal(weights_of(one), weights_of(other))
-    episodes = [read_episodes(result["run_dir"]) for result in (one, two, other)]
-    assert len(episodes[0]) > 5 and episodes[0] == episodes[1]
-    assert env_id != "Hopper-v4" or episodes[0] != episodes[2]
+def test_discrete_actions_start_where_the_space_does(watch):
+    """Those of the scripted environment are 2, 3 and 4."""
+    seen = watch(ppo)
+    ppo.train(tiny(ppo, total_timesteps=32))
+    stored = seen.rollouts[0].actions.tolist()
+    assert [int(action) - 2 for action in Scripted.actions] == stored
+    assert set(stored) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("changes", [{}, {"squash_actions": True, "shared_network": True, "ent_coef": 0.01}])
-def test_compiled_and_eager_updates_agree(changes, tiny_args):
-    """20 steps from the same start, a tenth of the rows invalid."""
-    size, args = 256, tiny_args(**changes)
-    obs_space, action_space = gym.spaces.Box(-np.inf, np.inf, (11,)), gym.spaces.Box(-1, 1, (3,))
-    torch.manual_seed(0)
-    start = ppo.Agent(obs_space, action_space, args)
-    batch = {"obs": torch.randn(size, 11), "actions": torch.randn(size, 3), "valid": (torch.rand(size) > 0.1).float()}
-    batch |= {name: torch.randn(size) for name in ("advantages", "returns", "values")}
-    if args.squash_actions:
-        batch["noise"] = torch.randn(size, 3)
-    with torch.no_grad():
-        batch["logprobs"] = start.evaluate_actions(batch["obs"], batch["actions"], batch.get("noise"))[0]
-    order = [torch.randperm(size)[:64] for _ in range(20)]
-    [compiled] = ppo.compiled([ppo.update], torch.device("cpu"), [])
-    assert compiled is not ppo.update
-    results = []
-    for update in (ppo.update, compiled):
-        agent = copy.deepcopy(start)
-        num_params = sum(p.numel() for p in agent.parameters())
-        adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
-        lrs = [torch.tensor(3e-4 * (1 - i / 20)) for i in range(20)]
-        stats = [update(agent, adam, batch, mb, lr, torch.tensor(0.2), args).clone() for mb, lr in zip(order, lrs)]
-        results.append((torch.stack(stats), torch.cat([p.detach().flatten() for p in agent.parameters()])))
-    (eager_stats, eager_weights), (compiled_stats, compiled_weights) = results
-    torch.testing.assert_close(compiled_stats, eager_stats, rtol=1e-5, atol=1e-5)
-    assert (compiled_weights - eager_weights).abs().max() <= 1e-4
-    first = torch.cat([p.detach().flatten() for p in start.parameters()])
-    assert (eager_weights - first).abs().max() > 1e-3
+# -- switches --
+# What may differ: terminations, obs, actions, env_actions, logprobs, values, next_values, rewards
+# and advantages of the first rollout, the diagnostics of the first optimizer step, the gradient
+# that Adam gets then, and the weights after the run. Observations and rewards of the scripted
+# environment do not depend on the actions. At ratio 1 the policy loss is the mean advantage: 0 if
+# normalized.
+TARGETS = {"advantages", "value_loss", "grad", "weights"}
+NETWORK = TARGETS | {"actions", "env_actions", "logprobs", "values", "next_values"}
+SWITCHES = [
+    ({"norm_adv": False}, {"policy_loss", "grad", "weights"}),
+    ({"clip_vloss": False}, {"weights"}),
+    ({"clip_coef": 0.05}, {"weights"}),
+    ({"ent_coef": 0.5}, {"grad", "weights"}),
+    ({"vf_coef": 2.0}, {"grad", "weights"}),
+    ({"max_grad_norm": 0.0}, {"grad", "weights"}),
+    ({"adam_eps": 1e-2}, {"weights"}),
+    ({"learning_rate": 0.02}, {"weights"}),
+    ({"anneal_lr": False}, {"weights"}),
+    ({"anneal_clip": True}, {"weights"}),
+    ({"target_kl": 1e-9}, {"weights"}),
+    ({"update_epochs": 3}, {"weights"}),
+    ({"num_minibatches": 2}, {"value_loss", "grad", "weights"}),
+    ({"gae_lambda": 0.5}, TARGETS),
+    ({"bootstrap_truncation": False}, TARGETS | {"terminations"}),
+    ({"gamma": 0.9}, TARGETS),
+    ({"torch_deterministic": False}, set()),
+    # these draw other random numbers: other weights, other noise, other minibatches
+    ({"ortho_init": False}, NETWORK),
+    ({"shared_network": True}, NETWORK),
+    ({"seed": 2}, NETWORK),
+]
+OWN = {ppo: []}
+OWN[mujoco] = [
+    ({"norm_reward": False}, TARGETS | {"rewards"}),
+    ({"clip_reward": 0.0}, TARGETS | {"rewards"}),
+    ({"clip_reward": 0.1}, TARGETS | {"rewards"}),
+    ({"norm_obs": False}, NETWORK - {"logprobs"} | {"obs"}),
+    ({"clip_obs": 0.1}, NETWORK - {"logprobs"} | {"obs"}),
+    ({"activation": "relu"}, NETWORK - {"logprobs"}),
+    ({"clip_actions": False}, {"env_actions"}),
+    ({"scale_actions": True}, {"env_actions"}),
+    ({"squash_actions": True}, {"env_actions", "logprobs", "entropy"}),  # ratios stay the same
+    ({"init_log_std": -1.0}, {"actions", "env_actions", "logprobs", "entropy", "grad", "weights"}),
+]
+# An untrained softmax is almost uniform, unless torch initializes it; gamma scales rewards, too.
+EXCEPTIONS = {(ppo, "ortho_init"): NETWORK | {"entropy"}, (mujoco, "gamma"): TARGETS | {"rewards"}}
 
 
-def test_without_a_compiler_the_update_runs_eagerly(monkeypatch, capsys):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert ppo.compiled([ppo.update], torch.device("cpu"), []) == [ppo.update]
-    assert "no C++ compiler" in capsys.readouterr().out
+def first_update(script, run_script, watch, changes) -> dict:
+    """What enters the first optimizer step, what it reports, and the weights after the run."""
+    seen = watch(script)
+    Scripted.actions.clear()
+    result = run_script(env_id="Truncating-v0", **({"learning_rate": 0.01} | changes))
+    rollout = seen.rollouts[0]
+    names = "obs actions logprobs values next_values rewards terminations advantages".split()
+    parts = {name: torch.as_tensor(getattr(rollout, name)) for name in names}
+    parts["env_actions"] = torch.tensor(np.array(Scripted.actions[:32]))
+    first = rollout.steps[0]
+    parts |= {name: first.stats[name] for name in ("policy_loss", "value_loss", "entropy")}
+    return parts | {"grad": first.grad, "weights": weights_of(result)}
 
 
-# -- backends --
-def replay(args, actions: list) -> dict:
-    """Step EnvPool through the same actions; a row that follows an end resets: no reward, no step, no length."""
-    import envpool
-
-    envs = envpool.make_gymnasium(args.env_id, num_envs=args.num_envs, num_threads=args.env_threads, seed=args.seed)
-    envs.reset()
-    returns, lengths, steps, resetting = [0.0] * args.num_envs, [0] * args.num_envs, 0, [False] * args.num_envs
-    episodes, valid, counted_obs = [], [], args.num_envs
-    for action in actions:
-        _, reward, terminated, truncated, _ = envs.step(action)
-        valid.append([not r for r in resetting])
-        steps += sum(valid[-1])
-        for n in range(args.num_envs):
-            if not resetting[n]:
-                returns[n], lengths[n] = returns[n] + float(reward[n]), lengths[n] + 1
-            resetting[n] = bool(terminated[n] or truncated[n])
-            counted_obs += not resetting[n]
-            if resetting[n]:
-                episodes.append((steps, float(f"{returns[n]:.6g}"), lengths[n]))
-                returns[n], lengths[n] = 0.0, 0
-    return {"episodes": episodes, "valid": np.array(valid), "steps": steps, "counted_obs": counted_obs}
+@pytest.fixture(scope="module")
+def base_updates() -> dict:
+    """What `first_update` gives without changes, by script."""
+    return {}
 
 
-@pytest.mark.parametrize("env_id", ["Hopper-v4", "InvertedPendulum-v4"])
-def test_envpool_reset_rows_are_no_transitions(env_id, run, spy, read_episodes, tiny_args):
-    pytest.importorskip("envpool")
-    changes = {"env_id": env_id, "env_backend": "envpool", "num_envs": 3, "num_steps": 64, "total_timesteps": 3 * 192}
-    env_actions, updates, gae_calls = spy(ppo.Agent, "env_action"), spy(ppo, "update"), spy(ppo, "gae")
-    result = run(**changes)
-    truth = replay(tiny_args(**changes), [action for _, action in env_actions])
-    assert len(truth["episodes"]) > 15 and (truth["valid"][[64, 128]] == 0).sum() < (truth["valid"] == 0).sum()
-    valid = np.concatenate([arguments[2]["valid"].numpy().reshape(64, 3) for arguments, _ in updates[::8]])
-    np.testing.assert_array_equal(valid, truth["valid"])
-    assert result["global_step"] == truth["steps"] == valid.sum() < 3 * 192
-    episodes = read_episodes(result["run_dir"])
-    assert [(step, length) for step, _, length in episodes] == [(s, length) for s, _, length in truth["episodes"]]
-    np.testing.assert_allclose([e[1] for e in episodes], [e[1] for e in truth["episodes"]], rtol=1e-5)
-    checkpoint = checkpoint_of(result)
-    assert checkpoint["return_rms"]["count"].item() == pytest.approx(truth["steps"] + 1e-4)
-    assert checkpoint["obs_rms"]["count"].item() == pytest.approx(truth["counted_obs"] + 1e-4)
-    dones = np.concatenate([arguments[4] for arguments, _ in gae_calls])
-    np.testing.assert_array_equal(valid[1:], 1 - dones[:-1])
-    assert truth["counted_obs"] == 3 + truth["steps"] - dones[-1].sum()
+SWITCH_CASES = [
+    pytest.param(script, changes, expected, id=f"{script.__name__}-{changes}")
+    for script in (ppo, mujoco)
+    for changes, expected in SWITCHES + OWN[script]
+]
 
 
-def test_envpool_reset_rows_have_weight_zero(run, spy):
-    """The first reported entropy and value loss are means over the valid rows of the first minibatch."""
-    pytest.importorskip("envpool")
-    updates = spy(ppo, "update")
-    run(env_id="InvertedPendulum-v4", env_backend="envpool", num_steps=64, total_timesteps=128, num_minibatches=2)
-    (agent, _, batch, mb_inds, *_), stats = updates[0]
-    rows = [i for i in mb_inds.tolist() if batch["valid"][i]]
-    assert 0 < len(rows) < len(mb_inds)
-    errors = (agent.get_value(batch["obs"][rows]) - batch["returns"][rows]).detach() ** 2
-    assert stats[1].item() == pytest.approx(0.5 * errors.mean().item(), rel=1e-5)
+@pytest.mark.parametrize("script, changes, expected", SWITCH_CASES)
+def test_a_switch_changes_what_it_should_and_nothing_else(
+    script, changes, expected, run_script, watch, base_updates
+):
+    if script not in base_updates:
+        base_updates[script] = first_update(script, run_script, watch, {})
+    base, other = base_updates[script], first_update(script, run_script, watch, changes)
+    different = set()
+    for name in base:
+        a, b = base[name], other[name]
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-4, atol=1e-6):
+            different.add(name)
+    [switch] = changes
+    assert different == EXCEPTIONS.get((script, switch), expected)
 
 
+def test_every_detail_has_a_switch_that_was_tried(script):
+    """Of the flags from `--learning-rate` to `--bootstrap-truncation`; the sizes are no details."""
+    names = [field.name for field in fields(script.Args)]
+    names = names[names.index("learning_rate") : names.index("bootstrap_truncation") + 1]
+    assert len(names) > 15
+    tried = {switch for changes, _ in SWITCHES + OWN[script] for switch in changes}
+    assert set(names) - tried == {"num_envs", "num_steps"}
+
+
+# -- the update --
+def test_value_clipping_leaves_the_policy_loss(script, run_script, watch):
+    """While gradients are not clipped, only the value loss and its gradient differ."""
+    seen = watch(script)
+    flags = {"clip_coef": 0.01, "max_grad_norm": 0.0, "learning_rate": 0.01}
+    for clip_vloss in (True, False):
+        run_script(clip_vloss=clip_vloss, total_timesteps=32, **flags)
+    policy_loss, value_loss = stats_of(seen, "policy_loss"), stats_of(seen, "value_loss")
+    np.testing.assert_allclose(policy_loss[0], policy_loss[1], rtol=1e-4, atol=1e-6)
+    assert value_loss[0, 0] == pytest.approx(value_loss[1, 0])
+    assert (value_loss[0, 2:] > value_loss[1, 2:] + 1e-4).any()
+
+
+def test_first_normalized_advantages_have_mean_zero(script, run_script, watch):
+    seen = watch(script)
+    run_script(norm_adv=True)
+    assert abs(seen.steps[0].stats["policy_loss"]) < 1e-6  # -mean(A) at ratio 1
+    seen.rollouts.clear()
+    run_script(norm_adv=False)
+    first = seen.steps[0]
+    expected = -first.mb["advantages"].mean().item()
+    assert first.stats["policy_loss"].item() == pytest.approx(expected, rel=1e-5)
+    assert abs(expected) > 0.01
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_annealing_starts_full_and_ends_one_iteration_above_zero(
+    anneal, script, run_script, watch, scalars_of
+):
+    seen = watch(script)
+    flags = {"anneal_lr": anneal, "anneal_clip": anneal, "learning_rate": 0.1, "clip_coef": 0.2}
+    result = run_script(total_timesteps=4 * 32, **flags)
+    lr = np.array([[step.lr for step in rollout.steps] for rollout in seen.rollouts])
+    clip = np.array([[step.clip_coef for step in rollout.steps] for rollout in seen.rollouts])
+    fractions = np.array([1, 0.75, 0.5, 0.25] if anneal else [1, 1, 1, 1])[:, None]
+    np.testing.assert_allclose(lr, np.broadcast_to(0.1 * fractions, (4, 8)), rtol=1e-6)
+    np.testing.assert_allclose(clip, np.broadcast_to(0.2 * fractions, (4, 8)), rtol=1e-6)
+    logged = [value for _, value in scalars_of(result["run_dir"])["charts/learning_rate"]]
+    np.testing.assert_allclose(logged, 0.1 * fractions[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target_kl, epochs", [(1e-9, 1), (1e9, 5), (None, 5)])
+def test_target_kl_ends_the_epochs(target_kl, epochs, script, run_script, watch):
+    seen = watch(script)
+    run_script(target_kl=target_kl, update_epochs=5, learning_rate=0.01)
+    assert [len(rollout.steps) for rollout in seen.rollouts] == [epochs * 4] * 2
+
+
+def test_target_kl_looks_at_the_mean_of_an_epoch(script, run_script, watch):
+    """A target between the means of epochs 2 and 3 stops after epoch 3."""
+    seen = watch(script)
+    flags = {"update_epochs": 6, "learning_rate": 0.002, "total_timesteps": 32}
+    run_script(**flags)
+    means = stats_of(seen, "approx_kl").reshape(6, 4).mean(1)
+    assert means[0] < means[1] < means[2]
+    seen.rollouts.clear()
+    run_script(target_kl=float(means[1:3].mean()), **flags)
+    assert len(seen.steps) == 3 * 4
+
+
+def test_max_grad_norm_bounds_what_adam_gets(script, run_script, watch, scalars_of):
+    """The same direction, whatever the bound; the norm that is logged is that before."""
+    seen = watch(script)
+    once = {"num_minibatches": 1, "update_epochs": 1, "total_timesteps": 32}
+    results = [run_script(max_grad_norm=bound, **once) for bound in (0.0, 1e9, 1e-3)]
+    whole, loose, clipped = (step.grad for step in seen.steps)
+    norm = whole.norm().item()
+    assert norm > 0.01 and torch.equal(loose, whole)
+    assert clipped.norm().item() == pytest.approx(1e-3, rel=1e-2)
+    torch.testing.assert_close(clipped / clipped.norm(), whole / norm)
+    for result in results:
+        [(_, logged)] = scalars_of(result["run_dir"])["losses/grad_norm"]
+        assert logged == pytest.approx(norm, rel=1e-5)
+
+
+def test_every_sample_once_an_epoch_in_another_order(script, run_script, watch):
+    """A minibatch holds whole rows: what was seen, done and computed at the same moment."""
+    seen = watch(script)
+    run_script(update_epochs=3, num_steps=16, total_timesteps=64, **REAL[script])
+    orders = []
+    for rollout in seen.rollouts:
+        advantages = torch.from_numpy(rollout.advantages).flatten()
+        rows = {name: getattr(rollout, name) for name in ("obs", "actions", "logprobs", "values")}
+        rows |= {"advantages": advantages, "returns": advantages + rollout.values}
+        row_of = {tuple(row): i for i, row in enumerate(rollout.obs.tolist())}
+        assert len(row_of) == 32  # no observation twice
+        for epoch in range(3):
+            minibatches = [step.mb for step in rollout.steps[4 * epoch : 4 * epoch + 4]]
+            assert [len(mb["obs"]) for mb in minibatches] == [8] * 4
+            order = [row_of[tuple(row)] for mb in minibatches for row in mb["obs"].tolist()]
+            for name, column in rows.items():
+                together = torch.cat([mb[name] for mb in minibatches])
+                torch.testing.assert_close(together, column[order], msg=name)
+            if script is mujoco:
+                noise = torch.cat([mb["noise"] for mb in minibatches])
+                again = rollout.agent.act(rollout.obs[order], noise)
+                torch.testing.assert_close(again, rollout.actions[order], rtol=0, atol=1e-5)
+            orders.append(tuple(order))
+    assert all(sorted(order) == list(range(32)) for order in orders)
+    assert len({*orders, tuple(range(32))}) == 7
+
+
+# -- ends of episodes --
+@pytest.mark.parametrize("env_id, on, off", [("Truncating-v0", 0, 6), ("Terminating-v0", 6, 6)])
+def test_next_values_are_those_of_the_states_that_followed(
+    env_id, on, off, script, run_script, watch
+):
+    """`on`, `off`: steps that cut the bootstrap with and without bootstrap_truncation."""
+    seen = watch(script)
+    flags = {"total_timesteps": 32, "ortho_init": False}
+    flags |= {"norm_obs": False} if script is mujoco else {}
+    for bootstrap, cut in ((True, on), (False, off)):
+        seen.rollouts.clear()
+        run_script(env_id=env_id, bootstrap_truncation=bootstrap, **flags)
+        [rollout] = seen.rollouts
+        assert np.flatnonzero(rollout.dones[:, 0]).tolist() == [4, 9, 14]
+        assert rollout.terminations.sum() == cut and rollout.dones.sum() == 6
+        following = torch.tensor([[t % 5 + 1.0, t // 5] for t in range(16)])
+        truth = rollout.agent.get_value(following).detach().numpy()
+        np.testing.assert_allclose(rollout.next_values, truth[:, None].repeat(2, 1), atol=1e-6)
+        assert len(np.unique(truth.round(4))) == 16  # none could stand for another
+
+
+BRIEF = {  # real environments with a short time limit
+    ppo: ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", 20, {}),
+    mujoco: (
+        "gymnasium.envs.mujoco.inverted_pendulum_v4:InvertedPendulumEnv",
+        11,
+        {"norm_obs": False, "norm_reward": False},
+    ),
+}
+
+
+def test_values_follow_a_real_environment(script, run_script, watch):
+    """Gymnasium alone plays the same actions; episodes end by termination and by time limit."""
+    entry, limit, raw = BRIEF[script]
+    gym.register("Brief-v0", entry, max_episode_steps=limit)
+    seen = watch(script)
+    flags = {"num_envs": 1, "num_steps": 256, "total_timesteps": 256, "ortho_init": False}
+    run_script(env_id="Brief-v0", **flags | raw)
+    env = gym.make("Brief-v0")
+    gym.registry.pop("Brief-v0")
+    [rollout] = seen.rollouts
+    obs, _ = env.reset(seed=1)
+    following, rewards, ends = [], [], []
+    for t in range(256):
+        np.testing.assert_allclose(rollout.obs[t], obs, atol=1e-6)
+        action = rollout.actions[t].numpy()
+        action = int(action) if script is ppo else rollout.agent.env_action(action)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        following.append(obs)
+        rewards.append(reward)
+        ends.append((terminated, terminated or truncated))
+        if terminated or truncated:
+            obs, _ = env.reset()
+    terminations, dones = np.array(ends).T
+    assert terminations.sum() > 3 and dones.sum() > terminations.sum() + 3
+    np.testing.assert_array_equal(rollout.terminations[:, 0], terminations)
+    np.testing.assert_array_equal(rollout.dones[:, 0], dones)
+    np.testing.assert_array_equal(rollout.rewards[:, 0], rewards)
+    values = rollout.agent.get_value(torch.tensor(np.array(following)).float()).detach().numpy()
+    np.testing.assert_allclose(rollout.next_values[:, 0], values, atol=1e-5)
+
+
+def test_last_observations_are_normalized_too(run, watch, spy):
+    seen, normalized = watch(mujoco), spy(mujoco, "normalize_obs")
+    run(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
+    last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
+    [rollout] = seen.rollouts
+    assert len(last) == rollout.dones.sum() == 6 and not rollout.terminations.any()
+    assert len(np.unique(last, axis=0)) > 2
+    values = rollout.agent.get_value(torch.from_numpy(last)).detach().numpy()
+    np.testing.assert_allclose(rollout.next_values[rollout.dones == 1], values, atol=1e-6)
+
+
+# -- an edited agent --
+class Residual(nn.Sequential):
+    """A list of known layers that computes something else than one after another."""
+
+    def forward(self, x):
+        hidden = self[1](self[0](x))
+        return self[4](hidden + self[3](self[2](hidden)))
+
+
+def replace(agent, i: int, module) -> None:
+    agent.actor_mean[i] = module
+
+
+EDITS = {
+    "GELU": lambda agent: replace(agent, 1, nn.GELU()),
+    "LayerNorm": lambda agent: agent.actor_mean.insert(1, nn.LayerNorm(64)),
+    "Dropout": lambda agent: agent.actor_mean.append(nn.Dropout(0.5)),
+    "SiLU": lambda agent: replace(agent, 3, nn.SiLU()),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_layers_that_the_numpy_policy_does_not_know_stop_the_run(name, run, watch, monkeypatch):
+    edited(mujoco, monkeypatch, EDITS[name])
+    seen = watch(mujoco)
+    with pytest.raises(mujoco.UserError, match=name):
+        run()
+    assert not seen.steps and not Scripted.actions  # nothing was played, nothing was learnt
+
+
+def policy_of(change):
+    """A get_policy that does something with what the script's computes."""
+    original = mujoco.Agent.get_policy
+    return lambda agent, obs: change(agent, obs, original(agent, obs))
+
+
+POLICIES = {
+    "mean": lambda agent, obs, policy: Normal(policy.mean + 0.01, policy.stddev),
+    "deviation": lambda agent, obs, policy: Normal(policy.mean, 1.01 * policy.stddev),
+    "input": lambda agent, obs, policy: Normal(agent.actor_mean(obs + 10), policy.stddev),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_another_get_policy_than_the_numpy_policy_stops_the_run(name, run, watch, monkeypatch):
+    monkeypatch.setattr(mujoco.Agent, "get_policy", policy_of(POLICIES[name]))
+    seen = watch(mujoco)
+    with pytest.raises(mujoco.UserError, match="get_policy"):
+        run(ortho_init=False)
+    assert not seen.steps
+
+
+def test_another_forward_than_the_numpy_policy_stops_the_run(run, watch, monkeypatch):
+    def edit(agent):
+        agent.actor_mean = Residual(*agent.actor_mean)
+
+    edited(mujoco, monkeypatch, edit)
+    seen = watch(mujoco)
+    with pytest.raises(mujoco.UserError, match="get_policy"):
+        run(ortho_init=False, norm_obs=False)
+    assert not seen.steps
+
+
+def test_one_environment_notices_an_edit_before_it_learns(run, watch, monkeypatch):
+    """Its first observation is normalized to nearly 0, where all networks are much the same."""
+
+    def edit(agent):
+        agent.actor_mean = Residual(*agent.actor_mean)
+
+    edited(mujoco, monkeypatch, edit)
+    seen = watch(mujoco)
+    with pytest.raises(mujoco.UserError, match="get_policy"):
+        run(num_envs=1, num_steps=32)
+    assert not seen.steps
+
+
+def test_a_wider_and_deeper_agent_trains(run, monkeypatch):
+    """What the NumPy policy knows may be edited."""
+
+    def edit(agent):
+        layers = [nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 2)]
+        agent.actor_mean = nn.Sequential(*layers)
+
+    edited(mujoco, monkeypatch, edit)
+    assert run()["global_step"] == 64
+
+
+def test_ppo_acts_with_any_agent(monkeypatch, watch):
+    """It acts with torch: whatever the agent computes is what is played."""
+
+    def edit(agent):
+        agent.actor.insert(1, nn.LayerNorm(64))
+        agent.actor[2] = nn.GELU()
+
+    edited(ppo, monkeypatch, edit)
+    seen = watch(ppo)
+    ppo.train(tiny(ppo, learning_rate=0.01, total_timesteps=32))
+    [rollout] = seen.rollouts
+    assert isinstance(rollout.agent.actor[1], nn.LayerNorm)
+    kls = [step.stats["approx_kl"].item() for step in rollout.steps]
+    assert abs(kls[0]) < 1e-6 and max(kls) > 1e-4
+
+
+# -- compilation --
+COMPILED = {"env_id": "Hopper-v4", "num_steps": 64, "total_timesteps": 256, "num_minibatches": 4}
+COMPILED |= {"learning_rate": 1e-3, "ent_coef": 0.01, "anneal_clip": True}
+
+
+def test_compiled_training_is_eager_training(run, capsys, watch):
+    """Two iterations on Hopper; the second shows the annealed values to the same graph."""
+    results = [run(compile=compile, **COMPILED) for compile in (False, True)]
+    out = capsys.readouterr().out
+    assert out.count("compiling takes up to a minute") == 1 and "eagerly" not in out
+    eager, compiled = map(weights_of, results)
+    start = weights_of(run(**COMPILED | {"learning_rate": 1e-30, "total_timesteps": 128}))
+    moved, differ = (eager - start).abs(), (compiled - eager).abs()
+    assert moved.max() > 5e-3 and moved.mean() > 1e-3
+    assert differ.max() < 1e-4 and differ.mean() < 1e-6
+
+
+@pytest.mark.parametrize("how", ["torch.compile", "its graph"])
+def test_what_does_not_compile_runs_eagerly_and_says_so(how, run, monkeypatch, capsys):
+    """Whatever the reason, one line of it is shown, and the results are those of --no-compile."""
+    eager = weights_of(run())
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("Python.h: no such file\nand a long story")
+
+    calls = []
+    stand_in = fail if how == "torch.compile" else lambda *args, **kwargs: calls.append(1) or fail
+    monkeypatch.setattr(torch, "compile", stand_in)
+    fallen_back = weights_of(run(compile=True))
+    assert torch.equal(fallen_back, eager)
+    out = capsys.readouterr().out
+    [line] = [line for line in out.splitlines() if "eagerly" in line]
+    assert "Python.h: no such file" in line and "long story" not in out
+    assert len(calls) == (how == "its graph")  # tried once, not once an iteration
+
+
+@pytest.mark.e2e
+def test_without_a_compiler_the_update_runs_eagerly(run, tmp_path):
+    """In a process of its own, whose PATH has no compiler and whose cache is empty."""
+    flags = "--env-id InvertedPendulum-v4 --num-envs 2 --num-steps 16 --num-minibatches 4"
+    flags += " --update-epochs 2 --total-timesteps 64 --eval-episodes 0"
+    env = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")}
+    env |= {"PATH": str(tmp_path / "empty"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, mujoco.__file__, *flags.split()]
+    there = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=300, **there)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if "runs eagerly" in line]) == 1
+    [run_dir] = (tmp_path / "runs").iterdir()
+    eager = run(env_id="InvertedPendulum-v4")
+    assert torch.equal(weights_of({"run_dir": run_dir}), weights_of(eager))
+
+
+# -- processes --
 def test_async_is_sync_in_other_processes(run, read_episodes):
-    big = {"env_id": "Hopper-v4", "num_steps": 128, "total_timesteps": 768}
-    results = [run(env_backend=backend, **big) for backend in ("sync", "async")]
+    big = {"num_steps": 128, "total_timesteps": 768}
+    results = [run(env_backend=backend, **REAL[mujoco] | big) for backend in ("sync", "async")]
     assert torch.equal(*map(weights_of, results))
     episodes = [read_episodes(result["run_dir"]) for result in results]
     assert episodes[0] == episodes[1] and len(episodes[0]) > 10
 
 
+def test_a_run_leaves_the_process_as_it_was(run):
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+    run(env_backend="async")
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
+    assert not multiprocessing.active_children()
+
+
 # -- what is logged --
-def test_partial_batch_is_dropped(run, spy):
-    updates = spy(ppo, "update")
-    result = run(total_timesteps=80)
-    assert result["iteration"] == 2 and result["global_step"] == 64 and len(updates) == 2 * 8
+def test_partial_batch_is_dropped(script, run_script, watch):
+    seen = watch(script)
+    result = run_script(total_timesteps=80)
+    assert result["global_step"] == 64 and len(seen.steps) == 2 * 8
+    assert checkpoint_of(result)["iteration"] == 2
 
 
-TAGS = {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate"} | {
-    f"losses/{name}" for name in [*STATS, "explained_variance", "old_approx_kl_max", "approx_kl_max"]
-}
+def test_losses_are_means_over_all_minibatches(script, run_script, watch, scalars_of):
+    """The last iteration stops after one epoch: what is left out must not count."""
+    seen = watch(script)
+    flags = {"total_timesteps": 96, "update_epochs": 3, "learning_rate": 0.01}
+    for target_kl, minibatches in ((None, 12), (1e-9, 4)):
+        seen.rollouts.clear()
+        result = run_script(target_kl=target_kl, max_grad_norm=0.0, **flags)
+        scalars = scalars_of(result["run_dir"])
+        norms = np.array([[step.grad.norm() for step in r.steps] for r in seen.rollouts])
+        expected = {name: stats_of(seen, name) for name in STATS} | {"grad_norm": norms}
+        for name, values in expected.items():
+            assert values.shape == (3, minibatches)
+            steps, logged = zip(*scalars[f"losses/{name}"])
+            assert steps == (32, 64, 96)
+            np.testing.assert_allclose(logged, values.mean(1), rtol=1e-5, atol=1e-7, err_msg=name)
+        largest = [value for _, value in scalars["losses/approx_kl_max"]]
+        np.testing.assert_allclose(largest, expected["approx_kl"].max(1), rtol=1e-5, atol=1e-7)
+        for rollout, (_, logged) in zip(seen.rollouts, scalars["losses/explained_variance"]):
+            returns = rollout.advantages + rollout.values.view(16, 2).numpy()
+            explained = 1 - rollout.advantages.var() / returns.var()
+            assert logged == pytest.approx(explained, abs=1e-4)
 
 
-def test_tags_are_those_documented_and_losses_are_means_over_all_minibatches(run, spy):
-    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
-    result = run(total_timesteps=96, update_epochs=3, eval_episodes=1, learning_rate=0.01)
-    scalars = scalars_of(result["run_dir"])
-    assert set(scalars) == TAGS | {"time/rollout", "time/update", "eval/episodic_return"}
-    stats = stats_of(updates).reshape(3, 12, 7)
-    for i, name in enumerate(STATS):
-        steps, logged = zip(*scalars[f"losses/{name}"])
-        assert steps == (32, 64, 96)
-        np.testing.assert_allclose(logged, stats[:, :, i].mean(1), rtol=1e-5, atol=1e-7)
-    for i, name in ((3, "old_approx_kl"), (4, "approx_kl")):
-        logged = [value for _, value in scalars[f"losses/{name}_max"]]
-        np.testing.assert_allclose(logged, stats[:, :, i].max(1), rtol=1e-5, atol=1e-7)
-    for ((_, values, *_), advantages), (_, logged) in zip(gae_calls, scalars["losses/explained_variance"]):
-        assert logged == pytest.approx(1 - advantages.var() / (advantages + values).var(), abs=1e-4)
-
-
-def test_early_stop_leaves_skipped_minibatches_out_of_the_means(run, spy):
-    """The second iteration stops after one epoch; what the first left in the buffer must not count."""
-    updates = spy(ppo, "update")
-    result = run(target_kl=1e-9, update_epochs=3, learning_rate=0.01)
-    scalars = scalars_of(result["run_dir"])
-    stats = stats_of(updates).reshape(2, 4, 7)
-    for i, name in enumerate(STATS):
-        logged = [value for _, value in scalars[f"losses/{name}"]]
-        np.testing.assert_allclose(logged, stats[:, :, i].mean(1), rtol=1e-5, atol=1e-7)
-
-
-def test_every_episode_is_logged_also_those_that_end_together(run, read_episodes):
-    result = run(num_envs=4, num_steps=16, total_timesteps=128)
+def test_every_episode_is_logged_also_those_that_end_together(
+    script, run_script, read_episodes, scalars_of
+):
+    result = run_script(num_envs=4, num_steps=16, total_timesteps=128)
     episodes = read_episodes(result["run_dir"])
     assert episodes == [(4 * 5 * k, 5.0, 5) for k in range(1, 7) for _ in range(4)]
     scalars = scalars_of(result["run_dir"])
@@ -483,17 +646,19 @@ def test_every_episode_is_logged_also_those_that_end_together(run, read_episodes
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
-def test_logged_returns_are_undiscounted_and_unscaled(run, read_episodes):
-    """An independent run of the same environments with the recorded actions."""
-    recorded = []
-    with pytest.MonkeyPatch.context() as patch:
-        env_action = ppo.Agent.env_action
-        patch.setattr(ppo.Agent, "env_action", lambda agent, a: recorded.append(env_action(agent, a)) or recorded[-1])
-        result = run(env_id="Hopper-v4", num_envs=1, num_steps=128, total_timesteps=384, seed=5)
-    env, expected, total, length = gym.make("Hopper-v4"), [], 0.0, 0
+def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch, read_episodes):
+    """An independent run of the same environment with the same actions."""
+    seen = watch(script)
+    flags = {"num_envs": 1, "num_steps": 128, "total_timesteps": 384, "seed": 5}
+    result = run_script(**REAL[script] | flags)
+    env = gym.make(REAL[script]["env_id"])
+    expected, total, length = [], 0.0, 0
     env.reset(seed=5)
-    for step, action in enumerate(recorded, 1):
-        _, reward, terminated, truncated, _ = env.step(action[0])
+    agent = seen.rollouts[0].agent
+    for step, action in enumerate(torch.cat([r.actions for r in seen.rollouts]).numpy(), 1):
+        _, reward, terminated, truncated, _ = env.step(
+            action if script is ppo else agent.env_action(action)
+        )
         total, length = total + reward, length + 1
         if terminated or truncated:
             expected.append((step, float(f"{total:.6g}"), length))
@@ -502,35 +667,137 @@ def test_logged_returns_are_undiscounted_and_unscaled(run, read_episodes):
     assert read_episodes(result["run_dir"]) == expected and len(expected) > 5
 
 
+@pytest.fixture
+def clock(script, spy, monkeypatch):
+    """By this clock a rollout takes 5 seconds and the rest of an iteration 20."""
+    rollouts, updates = spy(script.Agent, "draw_noise"), spy(script, "gae")
+    now = lambda: 1e9 + 5 * len(rollouts) + 20 * len(updates)  # noqa: E731
+    monkeypatch.setattr(script.time, "time", now)
+
+
+def test_speed_and_shares_of_time(script, clock, run_script, scalars_of):
+    scalars = scalars_of(run_script(total_timesteps=96)["run_dir"])
+    expected = {"charts/SPS": 32 / 25, "time/rollout": 5, "time/update": 20}
+    for name, value in expected.items():
+        assert [step for step, _ in scalars[name]] == [32, 64, 96]
+        assert [logged for _, logged in scalars[name]] == pytest.approx([value] * 3), name
+
+
 # -- stopping --
-@pytest.mark.parametrize("checkpoint_every, iteration", [(1, 1), (0, None)])
-def test_losses_that_are_not_finite_stop_the_run(checkpoint_every, iteration, run, tmp_path):
+def test_losses_that_are_not_finite_stop_the_run(script, run_script, tmp_path):
     """The 40th reward is NaN: the third iteration stops; the checkpoint of the second stays."""
-    with pytest.raises(SystemExit) as stop:
-        run(env_id="Poisoned-v0", total_timesteps=200, num_steps=16, checkpoint_every=checkpoint_every)
-    message = str(stop.value.code)
-    assert message.startswith("error: iteration 3 ") and "\n" not in message
-    checkpoints = list(tmp_path.glob("run*/runs/*/checkpoint.*"))
-    if checkpoint_every:
-        assert "checkpoint.pt of iteration 2 is good" in message and len(checkpoints) == 1
-        checkpoint = torch.load(checkpoints[0], weights_only=True)
-        assert checkpoint["iteration"] == 2 and all(w.isfinite().all() for w in checkpoint["agent"].values())
-    else:
-        assert "no checkpoint" in message and not checkpoints
+    flags = {"env_id": "Poisoned-v0", "total_timesteps": 200}
+    with pytest.raises(script.UserError, match="iteration 3 .*not finite"):
+        run_script(checkpoint_seconds=0, **flags)
+    [path] = tmp_path.glob("run*/runs/*/checkpoint.*")
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["iteration"] == 2
+    assert all(weight.isfinite().all() for weight in checkpoint["agent"].values())
 
 
-def test_iterations_between_checkpoints(run, spy):
-    saves = spy(ppo, "save_checkpoint")
-    run(checkpoint_every=3, total_timesteps=7 * 32)
-    assert [state["iteration"] for (_, state), _ in saves] == [3, 6, 7]
-    saves.clear()
-    run(checkpoint_every=0, total_timesteps=7 * 32)
-    assert [state["iteration"] for (_, state), _ in saves] == [7]
+@pytest.mark.parametrize("seconds, expected", [(0, range(1, 8)), (3600, [1, 7]), (60, [1, 4, 7])])
+def test_checkpoints_come_after_the_first_iteration_and_as_asked(
+    seconds, expected, script, clock, run_script, spy
+):
+    saves = spy(script, "save_checkpoint")
+    run_script(checkpoint_seconds=seconds, total_timesteps=7 * 32)
+    assert [state["iteration"] for (_, state), _ in saves] == list(expected)
 
 
-def test_run_leaves_the_process_as_it_was(run):
-    """Signal handlers are restored and no worker stays."""
-    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    run(env_backend="async")
-    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
-    assert not multiprocessing.active_children()
+# -- ppo_multidiscrete.py, which still has the old form --
+def old_stats(updates: list) -> np.ndarray:
+    """The diagnostics that each call of `update` returned, (calls, 7)."""
+    return np.array([result.numpy() for _, result in updates])
+
+
+def test_first_normalized_advantages_of_multidiscrete(run_box, spy):
+    updates = spy(ppo_multidiscrete, "update")
+    run_box(norm_adv=True)
+    assert abs(updates[0][1][0]) < 1e-6  # -mean(A) at ratio 1
+    updates.clear()
+    run_box(norm_adv=False)
+    (_, _, batch, mb_inds, *_), stats = updates[0]
+    expected = -batch["advantages"][mb_inds].mean().item()
+    assert stats[0].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_annealing_of_multidiscrete(anneal, run_box, spy, scalars_of):
+    updates = spy(ppo_multidiscrete, "update")
+    flags = {"anneal_lr": anneal, "anneal_clip": anneal, "learning_rate": 0.1, "clip_coef": 0.2}
+    result = run_box(total_timesteps=4 * 32, **flags)
+    both = np.array([[a[4].item(), a[5].item()] for a, _ in updates])
+    lr, clip = both.reshape(4, 8, 2).transpose(2, 0, 1)
+    fractions = np.array([1, 0.75, 0.5, 0.25] if anneal else [1, 1, 1, 1])[:, None]
+    np.testing.assert_allclose(lr, np.broadcast_to(0.1 * fractions, lr.shape), rtol=1e-6)
+    np.testing.assert_allclose(clip, np.broadcast_to(0.2 * fractions, clip.shape), rtol=1e-6)
+    logged = [value for _, value in scalars_of(result["run_dir"])["charts/learning_rate"]]
+    np.testing.assert_allclose(logged, 0.1 * fractions[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("target_kl, epochs", [(1e-9, 1), (1e9, 5), (None, 5)])
+def test_target_kl_of_multidiscrete(target_kl, epochs, run_box, spy):
+    updates = spy(ppo_multidiscrete, "update")
+    run_box(target_kl=target_kl, update_epochs=5, learning_rate=0.01)
+    assert len(updates) == 2 * epochs * 4
+
+
+def test_target_kl_of_multidiscrete_looks_at_the_mean_of_an_epoch(run_box, spy):
+    updates = spy(ppo_multidiscrete, "update")
+    flags = {"update_epochs": 6, "learning_rate": 0.002, "total_timesteps": 32}
+    run_box(**flags)
+    means = old_stats(updates)[:, 4].reshape(6, 4).mean(1)
+    assert means[0] < means[1] < means[2]
+    updates.clear()
+    run_box(target_kl=float(means[1:3].mean()), **flags)
+    assert len(updates) == 3 * 4
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
+def test_max_grad_norm_of_multidiscrete(max_grad_norm, run_box, spy):
+    """Adam's first moment after its first step is a tenth of the gradient."""
+    updates = spy(ppo_multidiscrete, "update")
+    run_box(max_grad_norm=max_grad_norm)
+    norm = updates[0][1][6].item()
+    assert norm > 0.01
+    first_moment = updates[1][0][1]["exp_avg"].norm().item()
+    assert first_moment == pytest.approx(0.1 * (max_grad_norm or norm), rel=1e-2)
+
+
+def test_every_sample_once_an_epoch_of_multidiscrete(run_box, spy):
+    updates = spy(ppo_multidiscrete, "update")
+    run_box(update_epochs=3)
+    epochs = np.array([arguments[3].numpy() for arguments, _ in updates]).reshape(6, 4 * 8)
+    assert all(sorted(epoch) == list(range(32)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs} | {tuple(range(32))}) == 7
+
+
+@pytest.mark.parametrize("env_id, on, off", [("Truncating-v0", 0, 6), ("Terminating-v0", 6, 6)])
+def test_time_limits_of_multidiscrete(env_id, on, off, run_box, spy):
+    """`on`, `off`: steps that cut the bootstrap with and without bootstrap_truncation."""
+    updates, gae_calls = spy(ppo_multidiscrete, "update"), spy(ppo_multidiscrete, "gae")
+    flags = {"norm_obs": False, "total_timesteps": 32, "ortho_init": False}
+    for bootstrap, cut in ((True, on), (False, off)):
+        updates.clear()
+        gae_calls.clear()
+        run_box(env_id=env_id, bootstrap_truncation=bootstrap, **flags)
+        (_, _, next_values, terminations, dones, *_), _ = gae_calls[0]
+        assert np.flatnonzero(dones[:, 0]).tolist() == [4, 9, 14]
+        assert terminations.sum() == cut and dones.sum() == 6
+        agent = updates[0][0][0]
+        following = torch.tensor([[t % 5 + 1.0, t // 5] for t in range(16)])
+        truth = agent(following)[1].detach().numpy()
+        compared = terminations[:, 0] == 0
+        np.testing.assert_allclose(next_values[compared, 0], truth[compared], atol=1e-6)
+
+
+def test_last_observations_of_multidiscrete_are_normalized_too(run_box, spy):
+    updates, gae_calls = spy(ppo_multidiscrete, "update"), spy(ppo_multidiscrete, "gae")
+    normalized = spy(ppo_multidiscrete, "normalize_obs")
+    run_box(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
+    last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
+    (_, _, next_values, terminations, dones, *_), _ = gae_calls[0]
+    assert len(last) == dones.sum() == 6 and not terminations.any()
+    assert len(np.unique(last, axis=0)) > 2
+    values = updates[0][0][0](torch.from_numpy(last))[1].detach().numpy()
+    np.testing.assert_allclose(next_values[dones == 1], values, atol=1e-6)

@@ -572,6 +572,27 @@ def test_squashed_entropy_estimate_is_unbiased():
     assert standard_error < 0.01  # the tolerance means something
 
 
+def test_gradient_of_the_squashed_entropy_is_that_of_its_estimate():
+    """Central differences by deviations and by the biases of the means, with the same noise."""
+    agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
+    obs, _, actions = gaussian_inputs(agent, 20)
+    noise = torch.randn_like(actions)
+
+    def estimate() -> torch.Tensor:
+        return agent.evaluate_actions(obs, actions, noise)[1].mean()
+
+    for param in (agent.actor_logstd, agent.actor_mean[4].bias):
+        [grad] = torch.autograd.grad(estimate(), param)
+        for i in range(3):
+            sides = []
+            for h in (1e-6, -1e-6):
+                param.data[i] += h
+                sides.append(estimate().item())
+                param.data[i] -= h
+            assert grad[i].item() == pytest.approx((sides[0] - sides[1]) / 2e-6, abs=1e-8)
+        assert grad.abs().min() > 1e-3
+
+
 def test_env_actions():
     """Clipped into the action space, squashed into it, scaled to it, or left alone."""
     low, high = np.float32(LOW), np.float32(HIGH)
