@@ -1,4 +1,7 @@
-"""The text of the scripts: detail markers, budgets, no global state, flags, and the tables of the README."""
+"""The text of the scripts: detail markers, budgets, equal regions, flags, and the README.
+
+SCRIPTS of registry.py are of the new form; those below have the old one until they move.
+"""
 
 import ast
 import builtins
@@ -8,16 +11,19 @@ import subprocess
 import symtable
 import sys
 import tokenize
+import tomllib
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import registry
+from registry import RULER, SCRIPTS, Script
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Script -> details that it must carry, each exactly once -> what the code beside the marker must contain. "Beside" is
-# the line of the marker or one of the two after it.
+# Script -> details that it must carry, each exactly once -> what the code beside the marker must
+# contain. "Beside" is the line of the marker or one of the two after it.
 CORE = {
     "C01": r"for t in range\(T\)",
     "C02": "orthogonal_",
@@ -34,22 +40,9 @@ CORE = {
     "X01": "anneal_clip",
     "X03": "target_kl",
 }
-CONTINUOUS = {
-    "C13": "shared_network",
-    "M01": "Normal",
-    "M02": "actor_logstd",
-    "M03": r"log_prob.*sum\(1\)",
-    "M04": "shared_network",
-    "M05": r"action\.clip",
-    "M06": r"\.mean.*\.var",
-    "M07": "clip_obs",
-    "M08": r"reward / np\.sqrt\(.*var",
-    "M09": "clip_reward",
-    "S01": "final_obs",
-    "S02": "next_step_reset",
-    "S03": "squash",
-    "S04": "scale_actions",
-}
+VECTORS = {"M06": r"\.mean.*\.var", "M07": "clip_obs"}
+VECTORS |= {"M08": r"reward / np\.sqrt\(.*var", "M09": "clip_reward"}
+VECTORS |= {"S01": "final_obs", "S02": "next_step_reset"}
 ATARI = {
     "A01": "noop_max",
     "A02": "np.maximum",
@@ -76,7 +69,7 @@ MULTIDISCRETE = {
     "C13": "shared_network",
     "D01": "logprob = logprob \\+ torch.where\\(chosen",
     "X04": r"torch\.where\(mask, logits",
-} | {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09", "S01", "S02")}
+} | VECTORS
 PROCGEN = {
     "A09": "/ 255",
     "M08": r"reward / np\.sqrt\(.*var",
@@ -94,44 +87,53 @@ PHASIC = {
     "P08": "1e-8",
     "P09": "aux_adam",
 }
-SCRIPTS = {
-    "ppo_continuous_mujoco.py": CORE | CONTINUOUS,
+OLD = {
     "ppo_atari.py": CORE | ATARI,
     "ppo_lstm.py": CORE | ATARI | LSTM,
     "ppo_multidiscrete.py": CORE | MULTIDISCRETE,
     "ppo_procgen.py": CORE | PROCGEN | {"C13": "shared_network"},
     "ppg_procgen.py": CORE | PROCGEN | PHASIC,
 }
-OMITTED = {"ppo_procgen.py": {"S01"}, "ppg_procgen.py": {"S01"}}  # `~[S01]` says why a script cannot do it
-ITERATION_LINES = dict.fromkeys(SCRIPTS, 130) | {"ppg_procgen.py": 210}
+OMITTED = {
+    "ppo_procgen.py": {"S01"},
+    "ppg_procgen.py": {"S01"},
+}  # `~[S01]` says why a script cannot do it
+ITERATION_LINES = dict.fromkeys(OLD, 130) | {"ppg_procgen.py": 210}
 # Functions, classes and methods that are the same text in every script of the row
-ALL, GAMES, PAIR = list(SCRIPTS), ["ppo_atari.py", "ppo_lstm.py"], ["ppo_procgen.py", "ppg_procgen.py"]
-VECTORS = ["ppo_continuous_mujoco.py", "ppo_multidiscrete.py"]
+ALL, GAMES, PAIR = list(OLD), ["ppo_atari.py", "ppo_lstm.py"], ["ppo_procgen.py", "ppg_procgen.py"]
 WRAPPERS = "NoopReset MaxAndSkip EpisodicLife FireReset WarpFrame ClipReward FrameStack"
 LEVELS = "import_procgen game_name Procgen ResidualBlock impala_cnn evaluate"
 GROUPS = {
     "gae adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
-    "parse_args": [*VECTORS, *GAMES],
+    "parse_args ppo_loss": [
+        "ppo_multidiscrete.py",
+        *GAMES,
+    ],  # Procgen's leaves the advantages to update
     f"{WRAPPERS} make_envs provenance": GAMES,
-    "ppo_loss": [*VECTORS, *GAMES],  # Procgen's leaves the advantages to update
     f"{LEVELS} parse_args layer_init provenance ppo_loss part_size accumulate": PAIR,
     "load_agent": [*GAMES, *PAIR],
     "Agent.act Agent.evaluate_actions": ["ppo_atari.py", *PAIR],
-    "normalize_obs load_agent": VECTORS,
-    "RunningMeanStd normalize_reward": [*VECTORS, *PAIR],
+    "RunningMeanStd normalize_reward": ["ppo_multidiscrete.py", *PAIR],
     "layer_init": [*GAMES, "ppo_multidiscrete.py"],
 }
 SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
 # (script, the one that it is a patch of) -> lines of their diff
 DIFFS = {("ppo_lstm.py", "ppo_atari.py"): 180, ("ppg_procgen.py", "ppo_procgen.py"): 200}
 # TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
-LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl old_approx_kl_max approx_kl_max clipfrac grad_norm"
-TAGS = ["charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate", "time/rollout"]
-TAGS += [f"losses/{name}" for name in [*LOSSES.split(), "explained_variance"]] + ["time/update", "eval/episodic_return"]
-TAGS += [f"losses/aux/{name}" for name in "kl_loss aux_value_loss real_value_loss grad_norm".split()]
+LOSSES = "policy_loss value_loss entropy clipfrac grad_norm explained_variance "
+LOSSES += "old_approx_kl approx_kl old_approx_kl_max approx_kl_max "
+LOSSES += "aux/kl_loss aux/aux_value_loss aux/real_value_loss aux/grad_norm"
+TAGS = [f"losses/{name}" for name in LOSSES.split()] + ["time/rollout", "time/update"]
+TAGS += ["charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate"]
+TAGS += ["eval/episodic_return"]
 TAGS += ["time/auxiliary"]
 
-scripts = pytest.mark.parametrize("script", SCRIPTS)
+old_scripts = pytest.mark.parametrize("script", OLD)
+new_scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+ALL_NAMES = [*OLD, *(row.path.name for row in SCRIPTS.values())]
+all_scripts = pytest.mark.parametrize("script", ALL_NAMES)
+children = [row for row in SCRIPTS.values() if row.parent]
+new_children = pytest.mark.parametrize("script", children, ids=[row.name for row in children])
 
 
 def source_of(script: str) -> str:
@@ -145,18 +147,18 @@ def comments_of(source: str) -> list[tuple[int, str]]:
 
 
 def markers_of(source: str) -> list[tuple[str, int]]:
-    """(id, line) of every `[C05]` in a comment; `see [C05]` refers to one and `~[C05]` says what is left out."""
+    """(id, line) of every `[C05]` in a comment, but for `see [C05]` and `~[C05]`."""
     marker = re.compile(r"(?<!see )(?<!~)\[([A-Z]\d\d)\]")
     return [(name, line) for line, text in comments_of(source) for name in marker.findall(text)]
 
 
-@scripts
+@old_scripts
 def test_every_detail_is_marked_exactly_once(script):
     names = [name for name, _ in markers_of(source_of(script))]
-    assert sorted(names) == sorted(SCRIPTS[script])
+    assert sorted(names) == sorted(OLD[script])
 
 
-@scripts
+@old_scripts
 def test_code_beside_a_marker_is_what_it_says(script):
     source = source_of(script)
     code = source.splitlines()
@@ -165,21 +167,23 @@ def test_code_beside_a_marker_is_what_it_says(script):
     wrong = []
     for name, line in markers_of(source):
         beside = "\n".join(code[line - 1 : line + 2])
-        if not re.search(SCRIPTS[script][name], beside):
+        if not re.search(OLD[script][name], beside):
             wrong.append((name, line, beside))
     assert wrong == []
 
 
-@scripts
+@old_scripts
 def test_references_are_to_details_of_the_script(script):
     omitted = OMITTED.get(script, set())
-    assert set(re.findall(r"\[([A-Z]\d\d)\]", source_of(script))) == set(SCRIPTS[script]) | omitted
+    assert set(re.findall(r"\[([A-Z]\d\d)\]", source_of(script))) == set(OLD[script]) | omitted
     assert set(re.findall(r"~\[([A-Z]\d\d)\]", source_of(script))) == omitted
 
 
 @pytest.mark.parametrize("name, scripts", SHARED)
 def test_shared_functions_are_the_same_text(name, scripts):
-    texts = {ast.get_source_segment(source_of(script), definition_of(script, name)) for script in scripts}
+    texts = {
+        ast.get_source_segment(source_of(script), definition_of(script, name)) for script in scripts
+    }
     assert len(texts) == 1
 
 
@@ -189,7 +193,10 @@ BLOCKS = {"# -- log --": NO_PHASES, "# -- end --": ALL, "# -- rollout --": PAIR}
 
 @pytest.mark.parametrize("ruler", BLOCKS)
 def test_shared_blocks_of_train_are_the_same_text(ruler):
-    texts = {re.search(rf"(?s)\n +{ruler}\n.*?(?=\n +# -- |\nif )", source_of(script))[0] for script in BLOCKS[ruler]}
+    texts = {
+        re.search(rf"(?s)\n +{ruler}\n.*?(?=\n +# -- |\nif )", source_of(script))[0]
+        for script in BLOCKS[ruler]
+    }
     assert len(texts) == 1 and len(texts.pop().splitlines()) > 10
 
 
@@ -197,25 +204,38 @@ def definition_of(script: str, name: str) -> ast.FunctionDef | ast.ClassDef:
     """A function, a class or, as Agent.act, a method."""
     node = ast.parse(source_of(script))
     for part in name.split("."):
-        (node,) = [n for n in node.body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part]
+        (node,) = [
+            n
+            for n in node.body
+            if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part
+        ]
     return node
 
 
 @pytest.mark.parametrize("script, base", DIFFS)
 def test_a_script_is_a_small_patch_of_its_base(script, base):
-    by_diff = subprocess.run(["diff", ROOT / base, ROOT / script], capture_output=True, text=True).stdout.splitlines()
+    by_diff = subprocess.run(
+        ["diff", ROOT / base, ROOT / script], capture_output=True, text=True
+    ).stdout.splitlines()
     changed = [line for line in by_diff if line[0] in "<>"]
     assert 0 < len(changed) <= DIFFS[script, base]
 
 
-@scripts
+@all_scripts
 def test_functions_are_short(script):
-    functions = [node for node in ast.walk(ast.parse(source_of(script))) if isinstance(node, ast.FunctionDef)]
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions if node.name != "train"}
-    assert len(lengths) > 20 and {name: length for name, length in lengths.items() if length > 40} == {}
+    functions = [
+        node for node in ast.walk(ast.parse(source_of(script))) if isinstance(node, ast.FunctionDef)
+    ]
+    lengths = {
+        node.name: node.end_lineno - node.lineno + 1 for node in functions if node.name != "train"
+    }
+    assert (
+        len(lengths) > 20
+        and {name: length for name, length in lengths.items() if length > 40} == {}
+    )
 
 
-@scripts
+@old_scripts
 def test_iteration_up_to_the_last_optimizer_step_is_short(script):
     lines = source_of(script).splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.strip().startswith("for iteration in ")]
@@ -223,9 +243,9 @@ def test_iteration_up_to_the_last_optimizer_step_is_short(script):
     assert start < steps[-1] <= start + ITERATION_LINES[script] - 1
 
 
-@scripts
+@old_scripts
 def test_layout(script):
-    """Lines of at most 120 columns, no trailing spaces, no notes to oneself, a share of comments that helps."""
+    """Lines of at most 120 columns, no notes to oneself, a share of comments that helps."""
     source = source_of(script)
     lines = source.splitlines()
     assert [i for i, line in enumerate(lines, 1) if len(line) > 120 or line != line.rstrip()] == []
@@ -234,19 +254,23 @@ def test_layout(script):
     assert 0.05 <= share <= 0.25
 
 
-@scripts
+@all_scripts
 def test_module_level_holds_imports_functions_and_classes_only(script):
     body = ast.parse(source_of(script)).body
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
     docstring, *middle, main = [node for node in body]
     assert isinstance(docstring, ast.Expr) and ast.get_docstring(ast.parse(source_of(script)))
     assert [ast.unparse(node) for node in middle if not isinstance(node, kinds)] == []
-    assert isinstance(main, ast.If) and ast.unparse(main.test) == "__name__ == '__main__'" and len(main.body) == 1
+    assert (
+        isinstance(main, ast.If)
+        and ast.unparse(main.test) == "__name__ == '__main__'"
+        and len(main.body) == 1
+    )
 
 
-@scripts
+@all_scripts
 def test_functions_use_their_arguments_imports_and_each_other_only(script):
-    """Every global name in a function is a builtin, an import or a function or class of the module."""
+    """A global name in a function is a builtin, an import or a function or class of the module."""
     source = source_of(script)
     allowed = set(dir(builtins)) | {"__file__"}
     for node in ast.parse(source).body:
@@ -259,42 +283,252 @@ def test_functions_use_their_arguments_imports_and_each_other_only(script):
         table = tables.pop()
         tables += table.get_children()
         for symbol in table.get_symbols() if table.get_type() == "function" else []:
-            if symbol.is_declared_global() or (symbol.is_global() and symbol.get_name() not in allowed):
+            if symbol.is_declared_global() or (
+                symbol.is_global() and symbol.get_name() not in allowed
+            ):
                 strange.append((table.get_name(), symbol.get_name()))
     assert strange == []
 
 
-@scripts
+@all_scripts
 def test_every_name_of_the_module_is_used(script):
-    """No dead code: functions, classes, methods and flags are mentioned outside their definition."""
+    """No dead code: functions, classes, methods and flags are mentioned where they are used."""
     source = source_of(script)
     tree = ast.parse(source)
-    defined = [node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    defined = [
+        node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    ]
     defined += [field.name for field in fields(import_module(script.removesuffix(".py")).Args)]
-    mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    mentioned |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | {"__init__", "main"}
+    mentioned = {
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    mentioned |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | {
+        "__init__",
+        "main",
+    }
     mentioned |= {"forward", "observation", "close_extras"}  # called by torch and gymnasium
     mentioned |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert set(defined) - mentioned == set()
 
 
 def help_texts(script: str) -> dict[str, str]:
-    """Flag -> the string under its field in Args."""
-    tree = ast.parse(source_of(script))
-    (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
+    """Flag -> the comment on the line of its field or, in the old form, the string below it."""
+    source = source_of(script)
+    comments = {line: text.removeprefix("#").strip() for line, text in comments_of(source)}
+    (args,) = [
+        n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Args"
+    ]
     texts = {}
     for field, after in zip(args.body, args.body[1:]):
         if isinstance(field, ast.AnnAssign):
-            texts[field.target.id] = after.value.value if isinstance(after, ast.Expr) else ""
+            below = after.value.value if isinstance(after, ast.Expr) else ""
+            texts[field.target.id] = comments.get(field.lineno, below)
     return texts
 
 
-@scripts
+@all_scripts
 def test_every_flag_has_its_own_help(script):
     texts = help_texts(script)
-    assert set(texts) == {field.name for field in fields(import_module(script.removesuffix(".py")).Args)}
+    assert set(texts) == {
+        field.name for field in fields(import_module(script.removesuffix(".py")).Args)
+    }
     assert [name for name, text in texts.items() if len(text) < 10] == []
     assert len(set(texts.values())) == len(texts)
+
+
+# -- the new form --
+def new_markers_of(source: str) -> list[tuple[str, int]]:
+    """(id, line) of every id at the start of a comment; one behind other words is a reference."""
+    found = []
+    for line, text in comments_of(source):
+        ids = re.match(r"# ((?:\[[A-Z]\d\d\] )+)", text)
+        found += [(name, line) for name in re.findall(r"\w+", ids[1] if ids else "")]
+    return found
+
+
+def code_of(source: str) -> list[str]:
+    """The lines without their comments."""
+    code = source.splitlines()
+    for line, text in comments_of(source):
+        code[line - 1] = code[line - 1].removesuffix(text).rstrip()
+    return code
+
+
+def line_of(source: str, start: str) -> int:
+    (line,) = [i for i, text in enumerate(source.splitlines(), 1) if text.strip().startswith(start)]
+    return line
+
+
+@new_scripts
+def test_every_detail_of_the_new_form_is_marked_once_beside_its_code(script):
+    """And above the plumbing."""
+    source = script.source
+    markers = new_markers_of(source)
+    assert sorted(name for name, _ in markers) == sorted(script.details)
+    code = code_of(source)
+    beside = {name: "\n".join(code[line - 1 : line + 2]) for name, line in markers}
+    wrong = {n: text for n, text in beside.items() if not re.search(script.details[n], text)}
+    assert wrong == {}
+    assert max(line for _, line in markers) < line_of(source, RULER)
+
+
+@new_scripts
+def test_references_of_the_new_form_are_to_details_of_the_script(script):
+    named = set(re.findall(r"\[([A-Z]\d\d)\]", script.source))
+    assert named == set(script.details) | script.omitted
+    assert set(re.findall(r"# ~\[([A-Z]\d\d)\]", script.source)) == script.omitted
+
+
+@new_scripts
+def test_budgets(script):
+    """Lines in all, the line of the loop and the lines of plumbing, as the design has them."""
+    lines = len(script.source.splitlines())
+    loop = line_of(script.source, "for iteration in ")
+    plumbing = lines - line_of(script.source, RULER) + 1
+    assert (lines <= script.lines, loop < script.loop_before, plumbing <= script.plumbing) == (
+        (True,) * 3
+    ), f"{lines} lines, the loop starts at {loop}, {plumbing} of plumbing"
+
+
+def changed_lines(script: Script) -> list[str]:
+    command = ["diff", SCRIPTS[script.parent].path, script.path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line[0] in "<>"]
+
+
+@new_children
+def test_a_child_is_a_patch_of_its_parent(script):
+    assert 0 < len(changed_lines(script)) <= script.changed
+
+
+def pieces_of(script: Script) -> dict[str, str]:
+    """Functions, methods, fields of classes and blocks of train -> their text."""
+    lines, pieces = script.source.splitlines(), {}
+
+    def add(name: str, node: ast.AST) -> None:
+        start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        text = "\n".join(lines[start - 1 : node.end_lineno])
+        pieces[name] = pieces[name] + "\n" + text if name in pieces else text
+
+    for node in ast.parse(script.source).body:
+        if isinstance(node, ast.FunctionDef) and node.name != "train":
+            add(node.name, node)
+        for part in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(part, ast.FunctionDef):
+                add(f"{node.name}.{part.name}", part)
+            elif not isinstance(part, ast.Expr):  # docstrings may differ
+                add(node.name, part)
+    blocks = registry.source_blocks(script.source)
+    return pieces | {f"train: {name}": text for name, text in blocks.items()}
+
+
+@new_children
+def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
+    """What differs is listed in the registry with a reason, and nothing is listed in vain."""
+    ours, theirs = pieces_of(script), pieces_of(SCRIPTS[script.parent])
+    both = ours.keys() & theirs.keys()
+    assert len(both) > 20 and "gae" in both and "train: log" in both
+    assert {name for name in both if ours[name] != theirs[name]} == set(script.different)
+
+
+@new_scripts
+def test_algorithm_first(script):
+    """The order of a script, one flat loop, and its rulers."""
+    source = script.source
+    tops = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    order = ["Args", "layer_init", "Agent", "gae", "ppo_loss", "train", "UserError", "require"]
+    assert [name for name in tops if name in order] == order
+    assert tops[0] == "Args" and tops.index("UserError") == tops.index("train") + 1
+    assert line_of(source, "def train(") < line_of(source, RULER) < line_of(source, "class UserErr")
+    assert tops[-1] == "main"
+    rulers = ["rollout", "advantages", "update", "auxiliary phase", "log", "checkpoint"]
+    expected = [name for name in rulers if name != "auxiliary phase" or name in source]
+    assert list(registry.source_blocks(source))[1:] == expected
+    (train,) = [n for n in ast.parse(source).body if getattr(n, "name", "") == "train"]
+    assert [n for n in ast.walk(train) if isinstance(n, ast.FunctionDef)][1:] == []
+    docstring = ast.get_docstring(ast.parse(source))
+    parts = ["Run:", "Look:", "Expect:", "Read:", "Letters:"]
+    assert re.findall(r"(?m)^[A-Z][a-z]+:", docstring) == parts
+    assert f"uv run {script.path.name}" in docstring
+
+
+@new_scripts
+def test_layout_of_the_new_form(script):
+    """Lines of at most 100 columns that hold one thought; no notes to oneself."""
+    source = script.source
+    lines = source.splitlines()
+    assert [i for i, line in enumerate(lines, 1) if len(line) > 100 or line != line.rstrip()] == []
+    assert re.findall(r"TODO|FIXME|XXX|HACK|not sure", source, re.IGNORECASE) == []
+    share = len({line for line, _ in comments_of(source)}) / len(lines)
+    assert 0.05 <= share <= 0.25
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    assert [token.start for token in tokens if token.string == ";"] == []
+    strange = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.BoolOp() | ast.IfExp() | ast.ListComp() | ast.Tuple()):
+                strange.append(ast.unparse(node))  # what is there for its effect only
+            case ast.BinOp(op=ast.Mult(), left=ast.Constant(value=str()) | ast.JoinedStr()):
+                strange.append(ast.unparse(node))
+            case ast.BinOp(op=ast.Mult(), left=ast.Compare() | ast.BoolOp()):
+                strange.append(ast.unparse(node))
+    assert strange == []
+
+
+def kind_of(node: ast.AST) -> str:
+    """The form of an expression: `args.num_steps` and `args.num_envs` are alike."""
+    return re.sub(r"(id|attr|value)=('[^']*'|[\d.]+)", r"\1", ast.dump(node))
+
+
+@new_scripts
+def test_few_assignments_are_packed(script):
+    """`a, b = 1, f(x)`: at most five whose values are not of one kind."""
+    packed = []
+    for node in ast.walk(ast.parse(script.source)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+            pair = isinstance(node.targets[0], ast.Tuple)
+            if pair and len({kind_of(value) for value in node.value.elts}) > 1:
+                packed.append(ast.unparse(node))
+    assert len(packed) <= 5, packed
+
+
+@new_scripts
+def test_only_main_exits(script):
+    """So that train(args) can be called from a sweep."""
+    exits = []
+    for node in ast.parse(script.source).body:
+        text = ast.unparse(node)
+        if re.search(r"\b(sys\.exit|SystemExit|os\._exit|quit|exit)\b", text):
+            exits.append(getattr(node, "name", text))
+    assert exits == ["main"] and "signal" not in script.source
+
+
+@new_scripts
+def test_inline_metadata_is_what_is_imported(script):
+    """PEP 723, with the bounds of pyproject.toml."""
+    block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", script.source)[1]
+    metadata = tomllib.loads(re.sub("(?m)^# ?", "", block))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata["requires-python"] == pyproject["requires-python"] == ">=3.11,<3.14"
+    packages, extras = {}, set()
+    for dependency in metadata["dependencies"]:
+        name, brackets, bounds = re.match(r"([\w-]+)(?:\[(.*)\])?(.*)", dependency).groups()
+        packages[name], extras = bounds, extras | set((brackets or "").split(","))
+    tops = [n for n in ast.parse(script.source).body if isinstance(n, ast.Import | ast.ImportFrom)]
+    imported = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in tops}
+    imported = {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names)
+    distributions = {"cv2": "opencv-python-headless", "ale_py": "ale-py"}
+    needed = {distributions.get(name, name) for name in imported} - extras
+    needed |= {"tensorboard", "moviepy"}  # of torch.utils.tensorboard and of RecordVideo
+    assert "torch.utils.tensorboard" in script.source and "RecordVideo" in script.source
+    assert set(packages) == needed
+    for requirement in pyproject["dependencies"]:
+        name, bounds = re.match(r"([\w-]+)(.*)", requirement).groups()
+        assert packages[name] == bounds
+    assert packages["torch"] == ">=2.11"
 
 
 # -- README --
@@ -302,7 +536,7 @@ def readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
-@scripts
+@all_scripts
 def test_readme_mentions_every_flag(script):
     text = readme()
     flags = [f"--{name.replace('_', '-')}" for name in help_texts(script)]
@@ -311,26 +545,34 @@ def test_readme_mentions_every_flag(script):
 
 
 def test_readme_mentions_no_flag_that_does_not_exist():
-    known = {f"--{name.replace('_', '-')}" for script in SCRIPTS for name in help_texts(script)}
+    known = {f"--{name.replace('_', '-')}" for script in ALL_NAMES for name in help_texts(script)}
     known |= {flag.replace("--", "--no-", 1) for flag in known} | {"--help"}
-    commands = [line for line in readme().splitlines() if re.search(r"\b(python|run) pp[og]_\w+\.py", line)]
-    used = {flag for line in commands for flag in re.findall(r"--[a-z][a-z0-9-]*", line.split(".py", 1)[1])}
+    commands = [
+        line for line in readme().splitlines() if re.search(r"\b(python|run) pp[og]_\w+\.py", line)
+    ]
+    used = {
+        flag
+        for line in commands
+        for flag in re.findall(r"--[a-z][a-z0-9-]*", line.split(".py", 1)[1])
+    }
     assert commands and used - known == set()
 
 
 def test_readme_mentions_every_metric():
     text = readme()
-    assert [tag for tag in TAGS if tag not in text] == []
+    assert [tag for tag in {*TAGS, *registry.TAGS} if tag not in text] == []
 
 
-@scripts
+@all_scripts
 def test_readme_table_has_the_line_of_every_detail(script):
-    """| C05 | title | what | [script:433](script#L433), [other:400](other#L400) | --flag | source |"""
+    """| C05 | title | what | [script:433](script#L433), [other:4](other#L4) | --flag | source |"""
     table = {}
     for name, row in re.findall(r"^\| ([A-Z]\d\d) \|(.*)", readme(), re.MULTILINE):
         for file, line, target, anchor in re.findall(r"\[([\w.]+):(\d+)\]\(([\w.]+)#L(\d+)\)", row):
             table[name, file] = (int(line), target, int(anchor))
-    expected = {(name, script): (line, script, line) for name, line in markers_of(source_of(script))}
+    new = script.removesuffix(".py") in SCRIPTS
+    markers = new_markers_of(source_of(script)) if new else markers_of(source_of(script))
+    expected = {(name, script): (line, script, line) for name, line in markers}
     assert {key: value for key, value in table.items() if key[1] == script} == expected
 
 
