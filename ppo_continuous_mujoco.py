@@ -169,9 +169,8 @@ class Agent(nn.Module):
         critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] [M04] separate
         A = action_space.shape[0]
         self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
-        self.actor_logstd = nn.Parameter(
-            torch.full((A,), args.init_log_std)
-        )  # [M02] state-independent
+        log_std = torch.full((A,), args.init_log_std)
+        self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
         self.args = args
         self.low, self.high = action_space.low, action_space.high  # (A,)
