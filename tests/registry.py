@@ -87,7 +87,7 @@ CORE = {
 }
 CONTINUOUS = {
     "M01": r"Normal\(mean, std",
-    "M02": r"nn\.Parameter\(torch\.full\(",
+    "M02": r"nn\.Parameter\(log_std\)",
     "M03": r"log_prob\(actions\)\.sum\(-1\)",
     "M04": r"actor_trunk if args\.shared_network else trunk\(\)",
     "M05": r"action\.clip\(self\.low, self\.high\)",
