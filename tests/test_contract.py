@@ -515,6 +515,7 @@ BAD_FLAGS = {
     "--num-envs 2 --num-steps 32 --total-timesteps 63": ["--total-timesteps (63)", "2 * 32", "64"],
     "--gamma 1.5": ["--gamma (1.5)"],
     "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
+    "--seed 18446744073709551616": ["--seed (18446744073709551616)"],  # torch's seeds have 64 bits
     "--resume nowhere": ["no checkpoint", "nowhere"],
     "--evaluate nowhere": ["no checkpoint", "nowhere"],
 }

@@ -1,4 +1,7 @@
-"""Kills, signals, bad flags, bad checkpoints, full disks: a run goes on to the bit or says in one line why not."""
+"""Kills, signals, bad flags, bad checkpoints, full disks of the scripts that still have the old form.
+
+Those of the new form are in tests/test_contract.py.
+"""
 
 import json
 import os
@@ -22,13 +25,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import ppg_procgen
 import ppo_atari
-import ppo_continuous_mujoco as ppo
 import ppo_lstm
 import ppo_multidiscrete
 import ppo_procgen
 
-MODULES = (ppo, ppo_atari, ppo_lstm, ppo_multidiscrete, ppo_procgen, ppg_procgen)
-PATHS = SCRIPT, ATARI, LSTM, MULTIDISCRETE, PROCGEN, PPG = [Path(module.__file__).resolve() for module in MODULES]
+MODULES = (ppo_atari, ppo_lstm, ppo_multidiscrete, ppo_procgen, ppg_procgen)
+PATHS = ATARI, LSTM, MULTIDISCRETE, PROCGEN, PPG = [Path(module.__file__).resolve() for module in MODULES]
 needs_procgen = pytest.mark.skipif(find_spec("procgen") is None, reason="procgen-mirror is not installed")
 SMALL = "--num-envs 2 --num-minibatches 4 --update-epochs 2 --eval-episodes 0 --num-steps 256 --total-timesteps 5120"
 
@@ -77,11 +79,11 @@ ppo.train(ppo.parse_args())
 """
 
 
-def script(*flags: str, path: Path = SCRIPT, **kwargs) -> subprocess.CompletedProcess:
+def script(*flags: str, path: Path = MULTIDISCRETE, **kwargs) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, path, *flags], capture_output=True, text=True, timeout=300, **kwargs)
 
 
-def killed(where: str, n: int, *flags: str, path: Path = SCRIPT) -> Path:
+def killed(where: str, n: int, *flags: str, path: Path = MULTIDISCRETE) -> Path:
     """Run until the kill; returns the run directory."""
     command = [sys.executable, "-c", KILLER, where, str(n), str(path), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -126,7 +128,7 @@ def uninterrupted(tmp_path_factory):
     """The run directory of a run that nothing stopped, made once for each set of flags."""
     made = {}
 
-    def get(*flags: str, path: Path = SCRIPT) -> Path:
+    def get(*flags: str, path: Path = MULTIDISCRETE) -> Path:
         if (path, flags) not in made:
             folder = tmp_path_factory.mktemp("uninterrupted")
             done = script(*flags, path=path, cwd=folder)
@@ -138,26 +140,6 @@ def uninterrupted(tmp_path_factory):
 
 
 # -- kills --
-KILLS = {
-    # HalfCheetah's episodes end in iterations 4 and 8 of 10; an iteration calls normalize_obs 256 times, or a bit more
-    "five kills": (
-        ["HalfCheetah-v4", "--no-compile", "--checkpoint-every", "2"],
-        [
-            ("writing", 2, []),  # the checkpoint of iteration 4: episodes.csv is two episodes ahead of the good one, 2
-            ("advantages", 2, ["--checkpoint-every", "1"]),  # in 4 again, after a checkpoint that knows no episode
-            ("before renaming", 1, ["--checkpoint-every", "2"]),
-            ("rollout", 2 * 256 + 50, ["--checkpoint-every", "1"]),
-            ("after renaming", 2, ["--checkpoint-every", "1"]),
-        ],
-    ),
-    "humanoid": (
-        ["Humanoid-v4", "--no-compile", "--checkpoint-every", "3"],
-        [("rollout", 1 + 3 * 256 + 100, []), ("writing", 2, ["--checkpoint-every", "1"])],
-    ),
-    "compiled": (["HalfCheetah-v4", "--compile", "--checkpoint-every", "3"], [("rollout", 1 + 4 * 256 + 9, [])]),
-}
-
-
 FIVE_KILLS = [
     ("writing", 2, []),
     ("advantages", 2, ["--checkpoint-every", "1"]),
@@ -284,57 +266,6 @@ def test_killed_and_resumed_procgen_is_never_stopped(case, uninterrupted, read_e
     assert not (the_run() / "rollouts.bin").exists()
 
 
-@pytest.mark.parametrize("case", KILLS)
-def test_killed_and_resumed_is_never_stopped(case, uninterrupted, read_episodes):
-    """Each kill is a SIGKILL of a new process that resumed what the one before left."""
-    (env_id, *options), kills = KILLS[case]
-    flags = ["--env-id", env_id, *SMALL.split(), *options]
-    start = flags
-    for where, n, resume_options in kills:
-        run_dir = killed(where, n, *start, *resume_options)
-        start = ["--resume", str(run_dir), "--eval-episodes", "0"]
-        (run_dir / "checkpoint.tmp").write_bytes(b"left by another crash")
-    done = script(*start)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_run(the_run(), uninterrupted(*flags), read_episodes)
-    assert not (the_run() / "checkpoint.tmp").exists()
-
-
-def test_kill_before_the_first_checkpoint_leaves_nothing_to_resume():
-    run_dir = killed("writing", 1, "--env-id", "InvertedPendulum-v4", "--no-compile", *SMALL.split())
-    assert (run_dir / "checkpoint.tmp").stat().st_size > 1000
-    with pytest.raises(SystemExit, match="no checkpoint"):
-        ppo.parse_args(["--resume", str(run_dir)])
-
-
-def test_resumed_envpool_goes_on_counting(run, monkeypatch, read_episodes):
-    """EnvPool's state cannot be saved: new episodes start, everything else goes on."""
-    pytest.importorskip("envpool")
-    save, saves = ppo.save_checkpoint, []
-
-    def save_and_stop(run_dir, checkpoint):
-        save(run_dir, checkpoint)
-        saves.append(checkpoint)
-        if len(saves) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ppo, "save_checkpoint", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(env_id="Hopper-v4", env_backend="envpool", num_steps=64, total_timesteps=512, checkpoint_every=1)
-    run_dir = the_run()
-    before = read_episodes(run_dir)
-    flags = "--eval-episodes 0 --checkpoint-every 1".split()
-    result = ppo.train(ppo.parse_args(["--resume", str(run_dir), *flags]))
-    first, second, *_ = saves
-    assert second["iteration"] == 2 and result["iteration"] == 4
-    assert result["global_step"] > first["global_step"] + 300
-    assert saves[-1]["return_rms"]["count"].item() == pytest.approx(result["global_step"] + 1e-4)
-    episodes = read_episodes(run_dir)
-    assert episodes[: len(before)] == before and len(episodes) > len(before)
-    steps = [step for step, *_ in episodes]
-    assert steps == sorted(steps)
-
-
 # -- signals --
 def wait_until(process: subprocess.Popen, catches: bool) -> None:
     """Until the process has (or no longer has) a handler for SIGTERM, as the kernel sees it."""
@@ -352,7 +283,7 @@ def start():
     """Start the script in a process group of its own and wait for its signal handlers; no process outlives the test."""
     processes = []
 
-    def go(*flags: str, path: Path = SCRIPT) -> subprocess.Popen:
+    def go(*flags: str, path: Path = MULTIDISCRETE) -> subprocess.Popen:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         processes.append(subprocess.Popen([sys.executable, path, *flags], **pipes))
         wait_until(processes[-1], catches=True)  # Python itself catches SIGINT, but not SIGTERM
@@ -366,8 +297,7 @@ def start():
 
 @pytest.mark.parametrize(
     "path, env_id, signum",
-    [(SCRIPT, "HalfCheetah-v4", signal.SIGINT), (SCRIPT, "HalfCheetah-v4", signal.SIGTERM)]
-    + [(LSTM, "CartPole-v1 --num-minibatches 2", signal.SIGINT)],
+    [(LSTM, "CartPole-v1 --num-minibatches 2", signal.SIGINT), (MULTIDISCRETE, "CartPole-v1", signal.SIGTERM)],
 )
 def test_signal_finishes_the_iteration_and_the_run_can_go_on(path, env_id, signum, start, uninterrupted, read_episodes):
     flags = [*SMALL.split(), "--env-id", *env_id.split(), "--no-compile", "--checkpoint-every", "2"]
@@ -436,8 +366,8 @@ def test_signals_are_ours_beside_a_java_virtual_machine(signum, start):
 
 def test_second_signal_ends_the_run_at_once(start):
     """In the middle of an iteration that would take a minute."""
-    flags = "--env-id InvertedPendulum-v4 --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
-    process = start(*flags.split(), "--no-compile")
+    flags = "--env-id CartPole-v1 --num-envs 1 --num-steps 1000000 --total-timesteps 1000000 --num-minibatches 1"
+    process = start(*flags.split(), "--no-compile", "--no-cuda")
     process.send_signal(signal.SIGTERM)
     wait_until(process, catches=False)
     process.send_signal(signal.SIGTERM)
@@ -447,7 +377,7 @@ def test_second_signal_ends_the_run_at_once(start):
 
 def test_ctrl_c_reaches_the_workers_too(start):
     """A terminal sends SIGINT to the whole process group; the worker processes must outlive the iteration."""
-    flags = ["--env-id", "Hopper-v4", *SMALL.split(), "--no-compile", "--env-backend", "async"]
+    flags = ["--env-id", "CartPole-v1", *SMALL.split(), "--no-compile", "--no-cuda", "--env-backend", "async"]
     process = start(*flags)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=120)
@@ -467,40 +397,6 @@ UNIT_BOX, UNBOUNDED = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(-np.inf, np.in
 IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 gym.register("Unbounded-v0", Spaces, kwargs={"observation_space": UNIT_BOX, "action_space": UNBOUNDED})
 gym.register("Images-v0", Spaces, kwargs={"observation_space": IMAGE, "action_space": UNIT_BOX})
-
-BAD_FLAGS = [
-    ("--env-id Nothing-v0", ["--env-id", "Nothing"]),
-    ("--env-id HalfCheetah-v99", ["--env-id", "HalfCheetah-v99"]),
-    ("--env-id CartPole-v1", ["--env-id", "CartPole-v1", "Discrete(2)"]),
-    ("--env-id Images-v0", ["--env-id", "Images-v0", "(8, 8, 3)"]),
-    ("--env-id Unbounded-v0 --squash-actions", ["--squash-actions", "Unbounded-v0", "-inf"]),
-    ("--env-id Unbounded-v0 --scale-actions", ["--scale-actions", "Unbounded-v0", "-inf"]),
-    ("--num-minibatches 3", ["--num-minibatches", "(3)", "2048"]),
-    ("--num-envs 3 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "3 * 5", "15"]),
-    ("--total-timesteps 2047", ["--total-timesteps", "(2047)", "2048"]),
-    ("--total-timesteps 0", ["--total-timesteps", "(0)"]),
-    ("--num-envs 0", ["--num-envs", "(0)"]),
-    ("--num-steps -5", ["--num-steps", "(-5)"]),
-    ("--num-minibatches 0", ["--num-minibatches", "(0)"]),
-    ("--update-epochs 0", ["--update-epochs", "(0)"]),
-    ("--learning-rate -0.1", ["--learning-rate", "(-0.1)"]),
-    ("--learning-rate nan", ["--learning-rate", "(nan)"]),
-    ("--learning-rate inf", ["--learning-rate", "(inf)"]),
-    ("--gamma nan", ["--gamma", "(nan)"]),
-    ("--gamma 1.5", ["--gamma", "(1.5)"]),
-    ("--gae-lambda -0.1", ["--gae-lambda", "(-0.1)"]),
-    ("--clip-coef 0", ["--clip-coef", "(0.0)"]),
-    ("--adam-eps 0", ["--adam-eps", "(0.0)"]),
-    ("--target-kl -1", ["--target-kl", "(-1.0)"]),
-    ("--max-grad-norm -1", ["--max-grad-norm", "(-1.0)"]),
-    ("--init-log-std nan", ["--init-log-std", "(nan)"]),
-    ("--seed -1", ["--seed", "(-1)"]),
-    ("--env-backend ray", ["--env-backend", "(ray)", "sync", "async", "envpool"]),
-    ("--activation gelu", ["--activation", "(gelu)", "tanh", "relu"]),
-    ("--capture-video --env-backend envpool", ["--capture-video", "--env-backend", "envpool"]),
-    ("--capture-video --env-backend async", ["--capture-video", "--env-backend", "async"]),
-]
-
 
 ATARI_BAD_FLAGS = [
     ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
@@ -596,20 +492,13 @@ PPG_BAD_FLAGS = [
 ]
 
 
-def message_of(*flags: str, module=ppo) -> str:
+def message_of(*flags: str, module=ppo_multidiscrete) -> str:
     """The one line with which the script stops."""
     with pytest.raises(SystemExit) as stop:
         module.train(module.parse_args(list(flags)))
     message = stop.value.code
     assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
     return message
-
-
-@pytest.mark.parametrize("flags, words", BAD_FLAGS, ids=[flags for flags, _ in BAD_FLAGS])
-def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(flags, words, tmp_path):
-    message = message_of(*flags.split())
-    assert [word for word in words if word not in message] == [], message
-    assert list(tmp_path.iterdir()) == []
 
 
 BAD_FLAGS_OF_GAMES = [(ppo_atari, *case) for case in ATARI_BAD_FLAGS + GAMES_BAD_FLAGS]
@@ -626,7 +515,7 @@ def test_bad_flags_of_games_are_named_and_nothing_is_written(module, flags, word
 
 @pytest.mark.parametrize("flags, words", MULTIDISCRETE_BAD_FLAGS, ids=[flags for flags, _ in MULTIDISCRETE_BAD_FLAGS])
 def test_bad_flags_of_multidiscrete_are_named_and_nothing_is_written(flags, words, tmp_path):
-    message = message_of(*flags.split(), module=ppo_multidiscrete)
+    message = message_of(*flags.split())
     assert [word for word in words if word not in message] == [], message
     assert list(tmp_path.iterdir()) == []
 
@@ -660,7 +549,7 @@ def test_cuda_without_a_gpu_is_an_error(tmp_path):
     assert "--cuda" in message_of("--cuda") and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags", ["--num-minibatches 3", "--env-id CartPole-v1"])
+@pytest.mark.parametrize("flags", ["--num-minibatches 3", "--env-id Pendulum-v1"])
 def test_command_line_ends_with_one_line_and_an_exit_code(flags, tmp_path):
     done = script(*flags.split())
     assert done.returncode == 1 and done.stdout == ""
@@ -670,9 +559,9 @@ def test_command_line_ends_with_one_line_and_an_exit_code(flags, tmp_path):
 
 # -- bad checkpoints --
 @pytest.fixture
-def finished(run) -> Path:
+def finished(run_multidiscrete) -> Path:
     """The directory of a small finished run, relative to the working directory."""
-    return run(env_id="InvertedPendulum-v4", checkpoint_every=1, exp_name="small")["run_dir"]
+    return run_multidiscrete(checkpoint_every=1, exp_name="small")["run_dir"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -742,9 +631,9 @@ def test_missing_run_directory_is_named():
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ("--env-id Hopper-v4", ["env_id", "InvertedPendulum-v4", "Hopper-v4"]),
+        ("--env-id Acrobot-v1", ["env_id", "CartPole-v1", "Acrobot-v1"]),
         ("--seed 9", ["seed", "1", "9"]),
-        ("--num-steps 2048", ["num_steps", "16", "2048"]),  # the default, but not the run's
+        ("--num-steps 128", ["num_steps", "16", "128"]),  # the default, but not the run's
         ("--no-norm-adv --gamma 0.9", ["norm_adv", "gamma", "0.99", "0.9"]),
     ],
 )
@@ -758,24 +647,24 @@ def test_a_run_keeps_its_configuration(how, flags, words, finished):
 
 def test_resume_takes_the_configuration_from_the_run(finished):
     flags = "--seed 1 --checkpoint-every 7 --eval-episodes 3 --eval-deterministic".split()  # the run has seed 1
-    args = ppo.parse_args(["--resume", str(finished), *flags])
-    assert (args.env_id, args.num_steps, args.exp_name, args.compile) == ("InvertedPendulum-v4", 16, "small", False)
+    args = ppo_multidiscrete.parse_args(["--resume", str(finished), *flags])
+    assert (args.env_id, args.num_steps, args.exp_name, args.compile) == ("CartPole-v1", 16, "small", False)
     assert (args.checkpoint_every, args.eval_episodes, args.eval_deterministic) == (7, 3, True)
 
 
 def test_checkpoint_of_another_shape_is_refused(finished):
     args = torch.load(finished / "checkpoint.pt", weights_only=True)["args"]
-    rewrite(finished, args=args | {"env_id": "Hopper-v4", "total_timesteps": 960})
+    rewrite(finished, args=args | {"env_id": "Acrobot-v1", "total_timesteps": 960})
     before = contents(finished)
     for flag in ("--resume", "--evaluate"):
-        assert "does not fit Hopper-v4" in message_of(flag, str(finished), "--eval-episodes", "1")
+        assert "does not fit Acrobot-v1" in message_of(flag, str(finished), "--eval-episodes", "1")
         assert contents(finished) == before
 
 
 def test_resume_keeps_the_flags_of_the_run_unless_asked(finished):
-    kept = ppo.parse_args(["--resume", str(finished)])
+    kept = ppo_multidiscrete.parse_args(["--resume", str(finished)])
     assert (kept.checkpoint_every, kept.exp_name, kept.num_steps) == (1, "small", 16)
-    assert ppo.parse_args(["--resume", str(finished), "--checkpoint-every", "7"]).checkpoint_every == 7
+    assert ppo_multidiscrete.parse_args(["--resume", str(finished), "--checkpoint-every", "7"]).checkpoint_every == 7
 
 
 def test_empty_evaluation_is_an_error(finished):
@@ -790,15 +679,15 @@ def test_complete_run_is_not_resumed(finished):
 # -- disks --
 @pytest.mark.parametrize("when", ["first", "later"])
 def test_full_disk_is_one_line_and_keeps_the_checkpoint_before(when):
-    """No file may grow past 100 kB: the checkpoint does not fit. `later`: an earlier one lies there."""
-    flags = f"--env-id HalfCheetah-v4 {SMALL} --no-compile --checkpoint-every 1".split()
+    """No file may grow past 30 kB: the checkpoint does not fit. `later`: an earlier one lies there."""
+    flags = f"--env-id CartPole-v1 {SMALL} --no-compile --no-cuda --checkpoint-every 1".split()
     folder = Path("full")
     folder.mkdir()
     if when == "later":
         run_dir = killed("advantages", 3, *flags).rename(folder / "run")
         before = (run_dir / "checkpoint.pt").read_bytes()
         flags = ["--resume", "run", "--checkpoint-every", "1"]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
     done = script(*flags, cwd=folder, preexec_fn=limit)
     run_dir = folder / "run" if when == "later" else the_run(folder / "runs")
     assert done.returncode == 1 and done.stderr.startswith("error: cannot write ") and done.stderr.count("\n") == 1
@@ -821,7 +710,7 @@ def test_full_disk_for_rollouts_is_one_line():
 
 def test_blocked_run_directory_is_one_line():
     Path("runs").write_text("a file")
-    message = message_of(*f"--env-id InvertedPendulum-v4 {SMALL} --no-compile".split())
+    message = message_of(*f"--env-id CartPole-v1 {SMALL} --no-compile --no-cuda".split())
     assert "runs" in message and Path("runs").read_text() == "a file"
 
 
@@ -829,32 +718,11 @@ def test_blocked_run_directory_is_one_line():
 def test_evaluation_repeats_itself_and_changes_nothing(finished, capsys):
     before = contents(finished)
     play = ["--evaluate", str(finished), "--eval-episodes", "4"]
-    sampled, again = (ppo.train(ppo.parse_args(play))["eval_returns"] for _ in range(2))
-    greedy = ppo.train(ppo.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
+    sampled, again = (ppo_multidiscrete.train(ppo_multidiscrete.parse_args(play))["eval_returns"] for _ in range(2))
+    greedy = ppo_multidiscrete.train(ppo_multidiscrete.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
     assert sampled == again and len(sampled) == 4 and sampled != greedy
     assert contents(finished) == before
     assert f"{np.mean(sampled):.1f}" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:.*out of date")
-def test_evaluation_plays_the_checkpoint_with_its_statistics(finished, capsys):
-    """An independent greedy episode: the network by hand, observations normalized with the stored moments."""
-    returns = ppo.train(ppo.parse_args(["--evaluate", str(finished), "--eval-episodes", "3", "--eval-deterministic"]))
-    checkpoint = torch.load(finished / "checkpoint.pt", weights_only=True)
-    w = {name: tensor.double().numpy() for name, tensor in checkpoint["agent"].items()}
-    mean, var = (checkpoint["obs_rms"][name].numpy() for name in ("mean", "var"))
-    env, expected = gym.make("InvertedPendulum-v4"), []
-    for episode in range(3):
-        obs, over, total = env.reset(seed=1_000_000 + 1 + episode)[0], False, 0.0
-        while not over:
-            x = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
-            for i in (0, 2):
-                x = np.tanh(w[f"actor_mean.{i}.weight"] @ x + w[f"actor_mean.{i}.bias"])
-            action = np.clip(w["actor_mean.4.weight"] @ x + w["actor_mean.4.bias"], -3, 3)
-            obs, reward, terminated, truncated, _ = env.step(action)
-            over, total = terminated or truncated, total + reward
-        expected.append(total)
-    assert returns["eval_returns"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
@@ -925,22 +793,11 @@ def test_videos_of_procgen(path, light):
         assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
 
 
-def test_videos_of_training_and_evaluation():
-    flags = "--env-id Pendulum-v1 --capture-video --eval-episodes 1 --no-compile --num-steps 256 --total-timesteps 256"
-    done = script(*flags.split(), env=os.environ | {"SDL_VIDEODRIVER": "dummy"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    for folder in ("videos", "eval_videos"):
-        assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    "path, flags", [(SCRIPT, ""), (MULTIDISCRETE, "--discretize-actions 3")], ids=["gauss", "bins"]
-)
-def test_videos_follow_the_robot(path, flags, tmp_path):
+def test_videos_follow_the_robot(tmp_path):
     """HalfCheetah is orange on a blue floor: as many orange pixels 20 m from the start."""
-    module = dict(zip(PATHS, MODULES))[path]
+    module, flags = ppo_multidiscrete, ["--env-id", "HalfCheetah-v4", "--discretize-actions", "3"]
     try:
-        env = module.make_env(module.parse_args(["--env-id", "HalfCheetah-v4", *flags.split()]), tmp_path)
+        env = module.make_env(module.parse_args(flags), tmp_path)
     except SystemExit as error:
         assert "cannot render" in str(error)
         pytest.skip("MuJoCo cannot render here")
@@ -959,7 +816,8 @@ def test_no_gl_names_the_package(tmp_path):
     """A graphics driver that does not exist: MuJoCo cannot render, and nothing is written."""
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
     environment["__EGL_VENDOR_LIBRARY_FILENAMES"] = "/nonexistent"
-    done = script("--env-id", "InvertedPendulum-v4", "--capture-video", env=environment)
+    flags = ["--env-id", "InvertedPendulum-v4", "--discretize-actions", "3", "--capture-video"]
+    done = script(*flags, env=environment)
     assert done.returncode == 1 and "libegl1" in done.stderr and not (tmp_path / "runs").exists()
 
 
@@ -967,14 +825,14 @@ def test_track_works_offline():
     pytest.importorskip("wandb")
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     environment.pop("WANDB_SERVICE", None)  # of a tracked run in this process
-    done = script("--env-id", "Hopper-v4", "--track", "--no-compile", *SMALL.split(), env=environment)
+    flags = ["--env-id", "CartPole-v1", "--track", "--no-compile", "--no-cuda", *SMALL.split()]
+    done = script(*flags, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(the_run().glob("wandb/offline-run-*/*.wandb"))
 
 
 # -- alone on a machine --
 ALONE = {
-    SCRIPT: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 2",
     ATARI: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 1 --num-envs 2 --no-cuda",
     LSTM: "--total-timesteps 4096 --num-steps 512 --num-minibatches 2 --update-epochs 1 --num-envs 2 --no-cuda",
     MULTIDISCRETE: "--total-timesteps 1024 --num-steps 512 --update-epochs 1 --num-envs 2 --no-cuda",
@@ -989,7 +847,7 @@ def test_script_runs_alone_in_an_empty_directory(path, tmp_path):
     if path in (PROCGEN, PPG):
         if find_spec("procgen") is None:
             pytest.skip("procgen-mirror is not installed")
-    elif path != SCRIPT:
+    else:
         pytest.importorskip("envpool")
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -1051,8 +909,7 @@ def test_inline_metadata_covers_every_import(path):
     if path in (PROCGEN, PPG):  # imported where it is needed, without what the old gym prints
         assert "procgen-mirror" in names and "import procgen" in source
         assert metadata["tool"]["uv"] == {"override-dependencies": pyproject["tool"]["uv"]["override-dependencies"]}
-    for requirement in pyproject["project"]["dependencies"]:  # the same bounds in both places
+    for requirement in pyproject["project"]["dependencies"]:  # the same bounds, but for an upper one of torch's
         name, bounds = re.match(r"([a-z]+)(.*)", requirement).groups()
-        assert any(re.fullmatch(rf"{name}(\[.*\])?{re.escape(bounds)}", d) for d in metadata["dependencies"]), (
-            requirement
-        )
+        bounds = re.escape(bounds) + (",<2.14" if name == "torch" else "")
+        assert any(re.fullmatch(rf"{name}(\[.*\])?{bounds}", d) for d in metadata["dependencies"]), requirement
