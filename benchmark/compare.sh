@@ -5,18 +5,19 @@
 # A run is done once: what a script is called after includes its text, its flags and STEPS.
 set -euo pipefail
 [[ $# -ge 2 && -f $1 && -f $2 ]] || { sed -n '2,/^set/{/^set/d;s/^# //;p}' "$0" >&2; exit 2; }
-scripts=("$(realpath "$1")" "$(realpath "$2")") flags=${*:3} flags=${flags/--dry-run/}
+scripts=("$(realpath "$1")" "$(realpath "$2")") flags=()
+for flag in "${@:3}"; do [[ $flag == --dry-run ]] || flags+=("$flag"); done
 SUITE=compare STEPS=${STEPS:-1000000} SEEDS=${SEEDS:-1 2 3 4 5} ENVS=${ENVS:-HalfCheetah-v4} SCRIPT=
 source "$(dirname "$0")/run.sh"
 
 names=()
 for script in "${scripts[@]}"; do
-    digest=$({ cat "$script"; echo "$flags $STEPS"; } | sha256sum)
+    digest=$({ cat "$script"; echo "${flags[*]} $STEPS"; } | sha256sum)
     names+=("$(basename "$script" .py)-${digest:0:8}")
 done
 [[ ${names[0]} != "${names[1]}" ]] || { echo "error: $1 and $2 are the same" >&2; exit 2; }
 for i in 0 1; do
     SCRIPT=${scripts[i]}
-    run_plan < <(for env in $ENVS; do echo "$env ${names[i]} $flags"; done)
+    run_plan < <(for env in $ENVS; do echo "$env ${names[i]} ${flags[*]}"; done)
 done
 [[ $DRY_RUN ]] || ${PYTHON} benchmark/compare.py "${names[@]}"

@@ -62,7 +62,10 @@ def suite(folder: Path, *command: str, **variables: str) -> subprocess.Popen:
 
 
 def output_of(process: subprocess.Popen, code: int = 0) -> str:
-    output = process.communicate(timeout=300)[0].decode()
+    try:
+        output = process.communicate(timeout=900)[0].decode()
+    finally:
+        process.kill()  # which ends its runs too
     assert process.returncode == code, output
     return output
 
