@@ -117,7 +117,7 @@ def tiny_atari():
 
     def make(**changes) -> ppo_atari.Args:
         small = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "env_backend": "gymnasium"}
-        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0}
         return ppo_atari.Args(**small | changes)
 
     return make

@@ -15,6 +15,7 @@ return the record's (fill.py has channels_last for a linear layer behind convolu
 an output that has no meaning any more goes into SKIPPED, with the reason.
 """
 
+import gymnasium as gym
 import numpy as np
 import ppg_procgen
 import ppo_atari
@@ -76,9 +77,44 @@ class Mujoco(frozen.Mujoco):
         return {name: np.array([stats[name] for stats in metrics]) for name in frozen.STATS}
 
 
+class Atari(frozen.Atari):
+    """No `valid` in the loss, statistics are a dict, torch's Adam."""
+
+    def agent(self, sizes, **flags):
+        obs_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        actions = gym.spaces.Discrete(sizes["actions"])
+        agent = self.script.Agent(obs_space, actions, self.args(**flags))
+        return agent.to(memory_format=torch.channels_last)
+
+    def loss(self, newlogprob, entropy, newvalue, mb, clip_coef, **flags):
+        """Of the valid rows, the only ones that the script lets into a minibatch."""
+        rows, args = mb["valid"] == 1, self.args(**flags)
+        new = (newlogprob[rows], entropy[rows], newvalue[rows])
+        mb = {name: tensor[rows] for name, tensor in mb.items()}
+        return self.script.ppo_loss(*new, mb, torch.tensor(clip_coef), args)
+
+    def updates(self, agent, batch, minibatches, lr, clip_coef, **flags):
+        args, metrics, batch = self.args(**flags), [], frozen.tensors(batch)
+        optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
+        for epoch, rows in enumerate(minibatches):
+            optimizer.param_groups[0]["lr"] = float(lr[epoch])
+            clip = torch.tensor(float(clip_coef[epoch]))
+            for indices in torch.from_numpy(rows):
+                indices = indices[batch["valid"][indices] == 1]
+                mb = {name: b[indices] for name, b in batch.items()}
+                loss, stats = self.script.minibatch_loss(agent, mb, clip, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or np.inf
+                norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
+                optimizer.step()
+                metrics.append(stats | {"grad_norm": norm})
+        return {name: np.array([stats[name] for stats in metrics]) for name in frozen.STATS}
+
+
 ADAPTERS = {
     "ppo_continuous_mujoco": Mujoco(ppo_continuous_mujoco),
-    "ppo_atari": frozen.Atari(ppo_atari),
+    "ppo_atari": Atari(ppo_atari),
     "ppo_lstm": frozen.Lstm(ppo_lstm),
     "ppo_multidiscrete": frozen.MultiDiscrete(ppo_multidiscrete),
     "ppo_procgen": frozen.Procgen(ppo_procgen),
