@@ -763,7 +763,7 @@ def provenance(args: Args) -> dict:
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
     versions = {name: version(name) for name in ("torch", "gymnasium", "ale-py", "numpy")}
-    versions |= {"envpool": version("envpool")} if args.env_backend == "envpool" else {}
+    versions |= {"envpool": version("envpool")} if find_spec("envpool") else {}
     hardware = [cpu, f"{os.cpu_count()} cores"]
     hardware += [torch.cuda.get_device_name()] if args.cuda else []
     return {

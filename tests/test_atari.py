@@ -23,8 +23,15 @@ class Game(gym.Env):
     action_space = gym.spaces.Discrete(4)
     observation_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
 
-    def __init__(self, lives: list, rewards: list | None = None, limit: int = 10**9, fire: bool = True):
-        self.lives, self.rewards, self.limit, self.fire = lives, rewards or [1.0] * len(lives), limit, fire
+    def __init__(
+        self, lives: list, rewards: list | None = None, limit: int = 10**9, fire: bool = True
+    ):
+        self.lives, self.rewards, self.limit, self.fire = (
+            lives,
+            rewards or [1.0] * len(lives),
+            limit,
+            fire,
+        )
         self.actions = []
 
     def get_action_meanings(self):
@@ -43,7 +50,13 @@ class Game(gym.Env):
         self.actions[-1].append(int(action))
         self.k += 1
         over, cut = self.k == len(self.lives) - 1, self.k == self.limit
-        return self.frame(), self.rewards[self.k], over, cut and not over, {"lives": self.lives[self.k]}
+        return (
+            self.frame(),
+            self.rewards[self.k],
+            over,
+            cut and not over,
+            {"lives": self.lives[self.k]},
+        )
 
 
 def make_agent(args: ppo.Args) -> ppo.Agent:
@@ -69,7 +82,9 @@ def test_noop_reset_does_nothing_for_1_to_noop_max_frames():
     lengths = [len(actions) for actions in game.actions]
     assert {action for actions in game.actions for action in actions} == {0}
     counts = np.bincount(lengths)
-    assert len(counts) == 6 and counts[0] == 0 and counts[1:].min() > 30  # uniform over 1..5: 60 each
+    assert (
+        len(counts) == 6 and counts[0] == 0 and counts[1:].min() > 30
+    )  # uniform over 1..5: 60 each
 
 
 def test_noop_reset_goes_on_in_a_new_game_if_the_first_one_ends():
@@ -90,7 +105,9 @@ class Flicker(Game):
         return frame
 
 
-@pytest.mark.parametrize("skip, left, right", [(4, 103, 104), (3, 103, 102), (2, 101, 102), (1, 101, 0)])
+@pytest.mark.parametrize(
+    "skip, left, right", [(4, 103, 104), (3, 103, 102), (2, 101, 102), (1, 101, 0)]
+)
 def test_max_and_skip_takes_the_maximum_of_the_last_two_frames_and_adds_rewards(skip, left, right):
     game = Flicker([1] * 20, rewards=[0, 1, 2, 4, 8, 16, 32] + [0] * 13)
     env = ppo.MaxAndSkip(game, skip)
@@ -132,7 +149,12 @@ def test_a_lost_life_ends_the_episode_and_goes_on_without_a_reset():
     *_, terminated, _, info = env.step(2)
     assert terminated and info["terminated"]  # game over
     obs, info = env.reset()
-    assert len(game.actions) == 2 and game.actions[1] == [] and obs[0, 0, 0] == 10 and info["reward"] == 0
+    assert (
+        len(game.actions) == 2
+        and game.actions[1] == []
+        and obs[0, 0, 0] == 10
+        and info["reward"] == 0
+    )
 
 
 def test_the_last_life_ends_with_the_game_not_before():
@@ -154,7 +176,11 @@ def test_a_game_that_ends_while_doing_nothing_is_reset():
     assert not env.reset()[1]["terminated"]
     assert env.step(0)[2]
     obs, info = env.reset()
-    assert len(game.actions) == 2 and obs[0, 0, 0] == 10 and info == {"lives": 2, "terminated": True, "reward": 5}
+    assert (
+        len(game.actions) == 2
+        and obs[0, 0, 0] == 10
+        and info == {"lives": 2, "terminated": True, "reward": 5}
+    )
     assert env.step(0)[2]  # the lives of the new game count
 
 
@@ -180,7 +206,12 @@ def test_fire_reset_presses_fire_and_the_third_action_and_keeps_their_rewards():
     game = Game([1] * 20, rewards=[0, 3, 5] + [0] * 17)
     env = ppo.FireReset(ppo.EpisodicLife(game, True))
     obs, info = env.reset()
-    assert game.actions == [[1, 2]] and obs[0, 0, 0] == 2 and info["reward"] == 8 and not info["terminated"]
+    assert (
+        game.actions == [[1, 2]]
+        and obs[0, 0, 0] == 2
+        and info["reward"] == 8
+        and not info["terminated"]
+    )
 
 
 def test_fire_reset_returns_the_frame_of_the_new_game_if_the_old_one_ends():
@@ -208,14 +239,19 @@ def test_warp_frame_is_gray_by_luma_then_averaged_over_pixel_areas():
     expected = rows @ gray @ columns.T
     assert warped.shape == (84, 84) and warped.dtype == np.uint8
     assert np.abs(warped - expected).max() <= 1.01  # both steps round
-    resized_first = cv2.cvtColor(cv2.resize(frame, (84, 84), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+    resized_first = cv2.cvtColor(
+        cv2.resize(frame, (84, 84), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY
+    )
     assert (resized_first != warped).any()  # the order matters
 
 
 def weights_of_area(n: int) -> np.ndarray:
     """(84, n): the share of each input pixel's length in each of 84 output pixels."""
     edges = np.linspace(0, n, 85)
-    left, right = np.maximum(edges[:-1, None], np.arange(n)), np.minimum(edges[1:, None], np.arange(n) + 1)
+    left, right = (
+        np.maximum(edges[:-1, None], np.arange(n)),
+        np.minimum(edges[1:, None], np.arange(n) + 1),
+    )
     return (right - left).clip(0) / (n / 84)
 
 
@@ -237,7 +273,11 @@ def test_frame_stack_starts_black_and_keeps_the_last_frames():
     assert pixels(first) == [0, 0, 0, 10] and first.shape == env.observation_space.shape
     seen = [env.step(0)[0] for _ in range(5)]
     assert pixels(first) == [0, 0, 0, 10]  # what was returned does not change
-    assert [pixels(obs) for obs in seen[2:]] == [[10, 11, 12, 13], [11, 12, 13, 14], [12, 13, 14, 15]]
+    assert [pixels(obs) for obs in seen[2:]] == [
+        [10, 11, 12, 13],
+        [11, 12, 13, 14],
+        [12, 13, 14, 15],
+    ]
     assert pixels(env.reset()[0]) == [0, 0, 0, 20]
 
 
@@ -247,12 +287,19 @@ def test_wrappers_stand_in_the_order_of_baselines(tiny_atari):
         names.append(type(env).__name__)
         env = env.env
     ours = [name for name in names if name not in ("OrderEnforcing", "PassiveEnvChecker")]
-    assert ours == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
+    assert (
+        ours
+        == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
+    )
 
 
 @pytest.mark.parametrize(
     "changes, missing",
-    [({"noop_max": 0}, "NoopReset"), ({"fire_reset": False}, "FireReset"), ({"env_id": "MsPacman"}, "FireReset")],
+    [
+        ({"noop_max": 0}, "NoopReset"),
+        ({"fire_reset": False}, "FireReset"),
+        ({"env_id": "MsPacman"}, "FireReset"),
+    ],
 )
 def test_wrappers_that_are_off_or_useless_are_left_out(changes, missing, tiny_atari):
     env, names = ppo.make_env(tiny_atari(**({"env_id": "Breakout"} | changes))), []
@@ -267,8 +314,12 @@ def play(env_or_envs, actions: list[int], vector: bool) -> list[tuple]:
     """(last frame, reward, terminated) of each step up to the first end."""
     result = []
     for action in actions:
-        obs, reward, terminated, *_ = env_or_envs.step(np.array([action], np.int32) if vector else action)
-        obs, reward, terminated = (obs[0], reward[0], terminated[0]) if vector else (obs, reward, terminated)
+        obs, reward, terminated, *_ = env_or_envs.step(
+            np.array([action], np.int32) if vector else action
+        )
+        obs, reward, terminated = (
+            (obs[0], reward[0], terminated[0]) if vector else (obs, reward, terminated)
+        )
         result.append((obs[-1], float(reward), bool(terminated)))
         if terminated:
             break
@@ -289,10 +340,18 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
             obs, reward, terminated, truncated, info = self.env.step(action)
             frames.append(cv2.cvtColor(obs, cv2.COLOR_RGB2GRAY))
             total += reward
-        return np.repeat(np.max(frames[-2:], 0)[..., None], 3, 2), total, terminated, truncated, info
+        return (
+            np.repeat(np.max(frames[-2:], 0)[..., None], 3, 2),
+            total,
+            terminated,
+            truncated,
+            info,
+        )
 
     args = tiny_atari(env_id=env_id, num_envs=1, noop_max=1)
-    actions = np.random.default_rng(0).choice([0] + [1] * 12, 300).tolist()  # 1: up, where the rewards are
+    actions = (
+        np.random.default_rng(0).choice([0] + [1] * 12, 300).tolist()
+    )  # 1: up, where the rewards are
     games = []
     for patched in (False, True):
         if patched:
@@ -302,13 +361,20 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
         games.append(play(env, actions, vector=False))
     envs = ppo.make_envs(ppo.replace(args, env_backend="envpool"), tmp_path, 1)
     first_envpool = envs.reset()[0][0]
-    assert (first[:3] == 0).all() and (first_envpool == first[3]).all()  # EnvPool repeats the first frame
+    assert (first[:3] == 0).all() and (
+        first_envpool == first[3]
+    ).all()  # EnvPool repeats the first frame
     theirs = play(envs, actions, vector=True)
     baselines, gray_first = games
-    assert [step[1:] for step in baselines] == [step[1:] for step in theirs] and sum(step[1] for step in theirs) > 0
+    assert [step[1:] for step in baselines] == [step[1:] for step in theirs] and sum(
+        step[1] for step in theirs
+    ) > 0
     assert all((mine[0] == other[0]).all() for mine, other in zip(gray_first, theirs, strict=True))
     differences = [np.abs(mine[0].astype(int) - other[0]) for mine, other in zip(baselines, theirs)]
-    assert 0 < max(d.max() for d in differences) < 64 and np.mean([(d > 0).mean() for d in differences]) < 0.02
+    assert (
+        0 < max(d.max() for d in differences) < 64
+        and np.mean([(d > 0).mean() for d in differences]) < 0.02
+    )
 
 
 @pytest.mark.parametrize("env_id, lives", [("Breakout", 5), ("Pong", 0)])
@@ -326,7 +392,11 @@ def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_ata
             obs, info = env.reset()
             total += info["reward"]
             assert (obs[:3] == 0).all() and obs[3].any()
-    assert [left for _, left in ends] == list(range(lives - 1, -1, -1)) if lives else ends == [(True, 0)]
+    assert (
+        [left for _, left in ends] == list(range(lives - 1, -1, -1))
+        if lives
+        else ends == [(True, 0)]
+    )
     assert total in range(-21, -15) if env_id == "Pong" else 0 <= total < 12
 
 
@@ -341,7 +411,11 @@ def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
         obs, reward, terminated, truncated, infos = envs.step(actions)
         if copied:
             other = copies.step(actions)
-            assert (obs == other[0]).all() and (reward == other[1]).all() and (terminated == other[2]).all()
+            assert (
+                (obs == other[0]).all()
+                and (reward == other[1]).all()
+                and (terminated == other[2]).all()
+            )
             assert (infos["lives"] == other[4]["lives"]).all()
             ends += terminated.sum()
         if t == 100:
@@ -396,7 +470,12 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     gae_calls = spy(ppo, "gae")
-    size = {"num_steps": 128, "total_timesteps": 128 * 2 * 4, "num_minibatches": 1, "update_epochs": 1}
+    size = {
+        "num_steps": 128,
+        "total_timesteps": 128 * 2 * 4,
+        "num_minibatches": 1,
+        "update_epochs": 1,
+    }
     result = run_atari(env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size)
     expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
     for reward, terminated, truncated, infos in recorded:
@@ -413,7 +492,9 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     assert read_episodes(result["run_dir"]) == expected and len(expected) > 3
     assert result["global_step"] == step < 1024
     longest = max(length for *_, length in expected)
-    assert limit == 27_000 or limit - 12 <= longest <= limit  # no-ops and FIRE are frames without the agent
+    assert (
+        limit == 27_000 or limit - 12 <= longest <= limit
+    )  # no-ops and FIRE are frames without the agent
     lives_lost = sum(terminated.sum() for _, terminated, *_ in recorded)
     assert lives_lost > (len(expected) if limit == 27_000 else 5)
     # a lost life cuts the bootstrap, a time limit only the trace
@@ -429,7 +510,11 @@ def test_returns_are_unclipped(env_backend, recorded, run_atari, read_episodes):
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     result = run_atari(
-        env_id="MsPacman", env_backend=env_backend, max_episode_steps=120, num_steps=128, total_timesteps=512
+        env_id="MsPacman",
+        env_backend=env_backend,
+        max_episode_steps=120,
+        num_steps=128,
+        total_timesteps=512,
     )
     returns = [value for _, value, _ in read_episodes(result["run_dir"])]
     assert len(returns) >= 2 and min(returns) >= 10 and all(value % 10 == 0 for value in returns)
@@ -450,9 +535,14 @@ def test_reset_rows_are_no_samples(env_backend, run_atari, spy):
     orders = []
     for epoch in (losses[:2], losses[2:]):
         assert [len(inputs[1]["values"]) for inputs, _ in epoch] == [128, 128]
-        mb = {name: np.concatenate([inputs[1][name] for inputs, _ in epoch]) for name in ("advantages", "values")}
+        mb = {
+            name: np.concatenate([inputs[1][name] for inputs, _ in epoch])
+            for name in ("advantages", "values")
+        }
         orders.append(mb["advantages"])
-        assert set(mb["advantages"]) == set(real) and not set(resets) - set(real) & set(mb["advantages"])
+        assert set(mb["advantages"]) == set(real) and not set(resets) - set(real) & set(
+            mb["advantages"]
+        )
         counts = {a: list(real).count(a) for a in set(real)}
         assert all(n <= list(mb["advantages"]).count(a) <= 2 * n for a, n in counts.items())
         at = {(a, v) for a, v in zip(advantages.ravel(), values.ravel())}
@@ -477,7 +567,9 @@ def test_first_minibatch_has_ratio_one(env_backend, bf16, run_atari, spy):
     first, second = (stats for _, (_, stats) in losses[:2])
     scale = 1000 if bf16 else 1  # other sizes of batches, other sums
     assert abs(first["old_approx_kl"]) < 1e-5 * scale and abs(first["approx_kl"]) < 1e-6 * scale
-    assert first["clipfrac"] == 0 and second["approx_kl"] > 1e-5  # one step later the policy has moved
+    assert (
+        first["clipfrac"] == 0 and second["approx_kl"] > 1e-5
+    )  # one step later the policy has moved
 
 
 def test_next_values_are_those_of_the_states_that_followed(run_atari, spy):
@@ -528,8 +620,12 @@ def test_forward_is_the_network_by_hand(tiny_atari):
         x = torch.nn.functional.conv2d(x, conv.weight, conv.bias, stride).relu()
     hidden = (x.permute(0, 2, 3, 1).flatten(1) @ linear.weight.T + linear.bias).relu()
     logits, value = agent(obs)
-    torch.testing.assert_close(logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4
+    )
     assert logits.shape == (3, 4) and value.shape == (3,)
 
 
@@ -565,7 +661,10 @@ def test_actions_are_drawn_with_the_probabilities_of_the_policy(tiny_atari):
 def test_log_probability_and_entropy_are_those_of_the_categorical(tiny_atari):
     torch.manual_seed(1)
     agent = make_agent(tiny_atari(ortho_init=False))
-    obs, action = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8), torch.tensor([0, 1, 2, 3, 1])
+    obs, action = (
+        torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8),
+        torch.tensor([0, 1, 2, 3, 1]),
+    )
     with torch.no_grad():
         logprob, entropy, value = agent.evaluate_actions(obs, action)
         p = agent(obs)[0].double().softmax(1).numpy()
@@ -598,7 +697,8 @@ def test_observations_stay_uint8(run_atari, spy):
 
 # -- game names --
 @pytest.mark.parametrize(
-    "env_id", ["Breakout", "Breakout-v5", "Breakout-v4", "ALE/Breakout-v5", "BreakoutNoFrameskip-v4"]
+    "env_id",
+    ["Breakout", "Breakout-v5", "Breakout-v4", "ALE/Breakout-v5", "BreakoutNoFrameskip-v4"],
 )
 def test_usual_names_of_a_game(env_id):
     assert ppo.game_name(env_id) == "Breakout"
@@ -606,7 +706,12 @@ def test_usual_names_of_a_game(env_id):
 
 @pytest.mark.parametrize(
     "env_id, words",
-    [("Brekout-v5", "Breakout"), ("pong", "Pong"), ("HalfCheetah-v4", "no Atari game"), ("", "no Atari game")],
+    [
+        ("Brekout-v5", "Breakout"),
+        ("pong", "Pong"),
+        ("HalfCheetah-v4", "no Atari game"),
+        ("", "no Atari game"),
+    ],
 )
 def test_unknown_games_are_named(env_id, words):
     with pytest.raises(ppo.UserError) as error:
@@ -623,7 +728,10 @@ def test_every_game_of_envpool_has_a_name_of_ours(tiny_atari, tmp_path):
     theirs = {name.replace("_", "") for name in atari_game_list}
     assert len(theirs) > 50 and theirs <= ours
     for env_id in ("TicTacToe3D", "MsPacman"):
-        assert ppo.make_envs(tiny_atari(env_id=env_id, env_backend="envpool"), tmp_path, 1).num_envs == 2
+        assert (
+            ppo.make_envs(tiny_atari(env_id=env_id, env_backend="envpool"), tmp_path, 1).num_envs
+            == 2
+        )
 
 
 # -- checkpoints --
@@ -643,7 +751,9 @@ def digest(x):
     return [digest(value) for value in x] if isinstance(x, (list, tuple)) else x
 
 
-def test_resumed_run_is_bit_equal_to_one_never_stopped(run_atari, monkeypatch, tmp_path, read_episodes):
+def test_resumed_run_is_bit_equal_to_one_never_stopped(
+    run_atari, monkeypatch, tmp_path, read_episodes
+):
     """Stopped after each of the first three of five iterations, also when the next step resets a game."""
     save = ppo.save_checkpoint
 
@@ -664,14 +774,18 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(run_atari, monkeypatch, t
         stopped = tmp_path / f"stopped{iteration}"
         checkpoint = checkpoint_of(stopped)
         resets += [state["resets"] for state in checkpoint["envs"]]
-        assert [state["resets"] for state in checkpoint["envs"]] == (~checkpoint["carried"][1]).tolist()
+        assert [state["resets"] for state in checkpoint["envs"]] == (
+            ~checkpoint["carried"][1]
+        ).tolist()
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
         assert digest(checkpoint_of(stopped)) == expected
         assert read_episodes(stopped) == episodes
     assert True in resets and False in resets
 
 
-@pytest.mark.parametrize("changes", [{"env_backend": "envpool"}, {"repeat_action_probability": 0.25}])
+@pytest.mark.parametrize(
+    "changes", [{"env_backend": "envpool"}, {"repeat_action_probability": 0.25}]
+)
 def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari, monkeypatch):
     """With seeds of their own: the first rollout after it is none of those before."""
     if "env_backend" in changes:
@@ -763,7 +877,9 @@ def test_without_envpool_the_message_says_what_does(monkeypatch):
         ppo.parse_args([])
 
 
-@pytest.mark.parametrize("cpuinfo, said", [("avx2", True), ("avx512_bf16", False), ("amx_bf16", False)])
+@pytest.mark.parametrize(
+    "cpuinfo, said", [("avx2", True), ("avx512_bf16", False), ("amx_bf16", False)]
+)
 def test_a_processor_without_bf16_is_said(cpuinfo, said, monkeypatch, capsys):
     monkeypatch.setattr(ppo.Path, "read_text", lambda path: cpuinfo)
     monkeypatch.setattr(ppo.Path, "exists", lambda path: True)
@@ -808,9 +924,13 @@ def test_compiled_and_eager_updates_agree(bf16, tolerance, share, tiny_atari):
             optimizer.zero_grad()
             loss.backward()
             grads.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
-            results.append({name: stat.clone() for name, stat in stats.items()} | {"loss": loss.detach()})
+            results.append(
+                {name: stat.clone() for name, stat in stats.items()} | {"loss": loss.detach()}
+            )
         for name, stat in results[1].items():
-            torch.testing.assert_close(results[0][name], stat, rtol=max(share, 1e-2), atol=100 * tolerance)
+            torch.testing.assert_close(
+                results[0][name], stat, rtol=max(share, 1e-2), atol=100 * tolerance
+            )
         assert (grads[0] - grads[1]).norm() <= share * grads[1].norm()
         optimizer.step()
 
