@@ -123,7 +123,8 @@ class Args:
 class VectorObservation(gym.Wrapper):
     """Hide velocities, count actions from 0, and give the infos of a game of one life."""
 
-    velocities = {"CartPole": [1, 3], "MountainCar": [1], "Acrobot": [4, 5], "LunarLander": [2, 3, 5]}
+    velocities = {"CartPole": [1, 3], "MountainCar": [1]}
+    velocities |= {"Acrobot": [4, 5], "LunarLander": [2, 3, 5]}
 
     def __init__(self, env: gym.Env, args: Args):
         super().__init__(env)
@@ -459,8 +460,7 @@ def train(args: Args) -> dict:
 
     # A rollout
     T, N = args.num_steps, args.num_envs
-    obs = np.zeros((T + 1, N, *obs_space.shape), obs_space.dtype)
-    obs = torch.from_numpy(obs).to(device)  # (T + 1, N, C, 84, 84) or (T + 1, N, O)
+    obs = torch.from_numpy(np.zeros((T + 1, N, *obs_space.shape), obs_space.dtype)).to(device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs = torch.zeros((T, N), device=device)
     values = torch.zeros((T + 1, N), device=device)
@@ -946,8 +946,8 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         while playing.any():
             noise = agent.draw_noise(len(returns))
             noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-            obs, noise = torch.from_numpy(obs).to(device), noise.to(device)
-            action, _, _, lstm_state = agent.act(obs, lstm_state, noise)
+            obs = torch.from_numpy(obs).to(device)
+            action, _, _, lstm_state = agent.act(obs, lstm_state, noise.to(device))
             lstm_state = lstm_state * torch.from_numpy(valid & args.lstm).to(device)[:, None]
             env_action = action.cpu().numpy().astype(np.int32)
             obs, _, terminated, truncated, infos = envs.step(env_action)

@@ -111,6 +111,14 @@ ATARI = {
     "A09": r"/ 255",
     "S02": r"next_valid = dones\[t\] == 0",
 }
+LSTM = {
+    "A08": r"self\.network = nature_cnn\(\) if pixels",
+    "L01": r"nn\.init\.orthogonal_",
+    "L02": r"lstm_state = torch\.zeros",
+    "L03": r"lstm_state = lstm_state \* kept",
+    "L04": r"b_envs = torch\.randperm\(N\)",
+    "L05": r"state\[:, mb_envs\[env\]\] \* known",
+}
 
 
 def mlp(weights: dict, name: str, x: np.ndarray) -> np.ndarray:
@@ -285,7 +293,65 @@ ATARI_SCRIPT = Script(
     tags=TAGS,
 )
 
-SCRIPTS = {script.name: script for script in (PPO, MUJOCO, ATARI_SCRIPT)}
+LSTM_SCRIPT = Script(
+    name="ppo_lstm",
+    parent="ppo_atari",
+    tiny={"env_id": "CartPole-v1", "cuda": False, "compile": False} | TINY,
+    exact={
+        "CartPole": {},
+        "MountainCar": {"env_id": "MountainCar-v0"} | LONG,
+        "Breakout": GAMES | {"env_id": "Breakout-v5", "frame_stack": 4},
+        "Acrobot": {"env_id": "Acrobot-v1", "mask_velocity": True} | LONG,
+    },
+    inexact={
+        "no time limit": {"env_id": "EndlessCartPole-v0"},
+        "changed": {"env_id": "ChangedCartPole-v0"},
+        "LunarLander": {"env_id": "LunarLander-v3"} | LONG,
+        "EnvPool": GAMES | {"env_backend": "envpool"},
+    },
+    poisoned={"env_id": "PoisonedDiscrete-v0"},
+    own={"env_id": "OwnDiscrete-v0"},
+    wrong_env={
+        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "Discrete"],
+        "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vectors"],
+        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
+    },
+    by_hand=None,
+    reset_rows=True,
+    details=ATARI_SCRIPT.details | LSTM,
+    lines=985,  # the design has 900, 500 and 280
+    loop_before=500,
+    plumbing=340,
+    changed=285,
+    different={
+        "Args": "memory, hidden velocities",
+        "Agent.__init__": "LSTM, vectors",
+        "Agent.forward": "of hidden states",
+        "Agent.act": "LSTM",
+        "Agent.evaluate_actions": "of hidden states",
+        "minibatch_loss": "of hidden states",
+        "train: set-up": "LSTM state",
+        "train: rollout": "LSTM state",
+        "train: advantages": "LSTM state",
+        "train: update": "sequences",
+        "train: checkpoint": "LSTM state",
+        "check_args": "vectors, minibatches of whole environments",
+        "game_name": "vectors",
+        "make_env": "vectors",
+        "make_envs": "vectors",
+        "env_states": "classic control",
+        "restore_envs": "classic control",
+        "compiled": "of the encoder too",
+        "evaluate": "LSTM state",
+    },
+    zero=ATARI_SCRIPT.zero,
+    bad_flags=ATARI_SCRIPT.bad_flags,
+    free=ATARI_SCRIPT.free,
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
+SCRIPTS = {script.name: script for script in (PPO, MUJOCO, ATARI_SCRIPT, LSTM_SCRIPT)}
 
 
 def source_blocks(source: str) -> dict[str, str]:

@@ -862,6 +862,11 @@ def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari, recorded
         ("--num-steps 1", ["--num-steps (1)"]),
         ("--repeat-action-probability 1.5", ["--repeat-action-probability (1.5)"]),
         ("--env-id Brekout", ["--env-id (Brekout)", "Breakout"]),
+        ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
+        ("--num-minibatches 3", ["--num-minibatches (3)", "8 * 128", "1024"]),
+        ("--noop-max -1", ["--noop-max (-1)"]),
+        ("--frame-stack 0", ["--frame-stack (0)"]),
+        ("--max-episode-steps 0", ["--max-episode-steps (0)"]),
     ],
 )
 def test_flags_that_make_no_sense_are_named(flags, words, tmp_path):

@@ -873,8 +873,9 @@ def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
     run_dir = train(script, **script.own | {"env_id": env_id, "eval_episodes": 1})
     assert ":" not in run_dir.name and module in run_dir.name
     episodes = [(value, length) for _, value, length in episodes_of(run_dir)]
-    assert episodes == [(14.0, 7)] * (2 * (128 // 7))
-    assert scalars_of(run_dir)["eval/episodic_return"] == [(256, 14.0)]
+    rows = 7 + script.reset_rows
+    assert episodes == [(14.0, 7)] * (2 * (128 // rows))
+    assert scalars_of(run_dir)["eval/episodic_return"] == [(256 * 7 // rows, 14.0)]
     assert play(script, run_dir, "--eval-episodes", "2") == [14.0, 14.0]
 
 

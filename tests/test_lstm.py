@@ -654,6 +654,35 @@ def test_evaluation_forgets_a_lost_life_if_training_does(
     assert not empty[1].any() and (empty[2:] == ends[:-2]).all()
 
 
+# -- flags --
+BAD_FLAGS = [
+    ("--num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
+    ("--env-id CartPole-v1 --num-envs 2", ["--num-envs (2)", "--num-minibatches (4)"]),
+    ("--mask-velocity", ["--mask-velocity", "CartPole", "LunarLander", "Breakout-v5"]),
+    ("--env-id Blackjack-v1 --mask-velocity", ["--mask-velocity", "Blackjack-v1"]),
+    ("--env-id Counting-v0 --mask-velocity", ["--mask-velocity", "Counting-v0"]),
+    ("--env-id CartPol-v1", ["--env-id", "CartPol-v1", "CartPole-v1"]),
+    ("--env-id Qwxyz-v0", ["--env-id", "Qwxyz-v0", "unknown"]),
+    ("--env-id LunarLander-v2", ["--env-id", "LunarLander-v2", "LunarLander-v3"]),
+    ("--noop-max 0", ["--noop-max (0)", "--env-backend gymnasium"]),
+    ("--capture-video", ["--capture-video", "--env-backend gymnasium"]),
+]
+
+
+@pytest.mark.parametrize("flags, words", BAD_FLAGS)
+def test_flags_that_make_no_sense_are_named(flags, words, tmp_path):
+    with pytest.raises(ppo.UserError) as error:
+        ppo.parse_args(flags.split())
+    assert [word for word in words if word not in str(error.value)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_vectors_need_no_envpool(monkeypatch):
+    monkeypatch.setattr(ppo, "find_spec", lambda name: None)
+    assert ppo.parse_args(["--env-id", "CartPole-v1", "--noop-max", "0"]).noop_max == 0
+    assert "envpool" not in ppo.provenance(ppo.Args(env_id="CartPole-v1", cuda=False))["versions"]
+
+
 # -- compiled and eager --
 def test_encoder_and_loss_are_compiled(run_lstm, monkeypatch):
     calls = []
