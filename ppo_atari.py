@@ -611,8 +611,9 @@ def check_args(args: Args) -> None:
         require(not films, f"--capture-video needs {readable}: EnvPool shows no frames")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    found = not args.track or find_spec("wandb")
-    require(found, "--track needs wandb (uv run --with wandb ...)")
+    if not args.evaluate:
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
     game_name(args.env_id)
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:

@@ -700,8 +700,9 @@ def check_args(args: Args) -> None:
         require(not films, f"--capture-video needs {readable}: EnvPool shows no frames")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    found = not args.track or find_spec("wandb")
-    require(found, "--track needs wandb (uv run --with wandb ...)")
+    if not args.evaluate:
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
     known = re.sub(r"-v\d+$", "", args.env_id) in VectorObservation.velocities
     names = ", ".join(VectorObservation.velocities)
     require(known or not args.mask_velocity, f"--mask-velocity knows {names}, not {args.env_id}")
