@@ -36,6 +36,7 @@ class Script:
     # What exists in the parent too and has another text, and why. `train: update` is the block of
     # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
     different: dict[str, str] = field(default_factory=dict)
+    whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
@@ -317,6 +318,7 @@ LSTM_SCRIPT = Script(
         "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
     },
     by_hand=None,
+    whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
     lines=985,  # the design has 900, 500 and 280

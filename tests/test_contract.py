@@ -526,7 +526,7 @@ def test_every_number_is_checked(script, value, tmp_path, capsys):
 BAD_FLAGS = {
     "--num-envs 3 --num-steps 5 --num-minibatches 4": ["3 * 5", "15", "--num-minibatches (4)"],
     "--num-minibatches 9999999": ["--num-minibatches (9999999)"],
-    "--num-envs 2 --num-steps 32 --total-timesteps 63": ["--total-timesteps (63)", "2 * 32", "64"],
+    "--num-envs 2 --num-steps 32 --total-timesteps 63 --num-minibatches 1": ["--total-timesteps (63)", "2 * 32", "64"],
     "--gamma 1.5": ["--gamma (1.5)"],
     "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
     "--seed 18446744073709551616": ["--seed (18446744073709551616)"],  # torch's seeds have 64 bits
@@ -538,8 +538,11 @@ BAD_FLAGS = {
 @scripts
 @pytest.mark.parametrize("flags", BAD_FLAGS)
 def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(script, flags, tmp_path):
+    words = BAD_FLAGS[flags]
+    if script.whole_sequences and "--num-envs 3" in flags:
+        words = ["--num-envs (3)", "--num-minibatches (4)"]
     message = message_of(script, *flags.split())
-    assert lacks(message, BAD_FLAGS[flags]) == [] and list(tmp_path.iterdir()) == []
+    assert lacks(message, words) == [] and list(tmp_path.iterdir()) == []
 
 
 @cases_of("bad_flags")
