@@ -239,7 +239,7 @@ MUJOCO = Script(
 
 GAMES = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 1}
 GAMES |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0, "noop_max": 8}
-GAMES |= {"env_id": "MsPacman-v5", "env_backend": "gymnasium", "max_episode_steps": 20}
+GAMES |= {"env_id": "Centipede-v5", "env_backend": "gymnasium", "max_episode_steps": 40}
 GAMES |= {"cuda": False, "compile": False}
 
 ATARI_SCRIPT = Script(
@@ -247,7 +247,7 @@ ATARI_SCRIPT = Script(
     parent="ppo",
     tiny=GAMES,
     exact={
-        "MsPacman": {"update_epochs": 2},
+        "Centipede": {"update_epochs": 2},
         "Breakout": {"env_id": "Breakout-v5", "max_episode_steps": 27_000, "num_steps": 128}
         | {"total_timesteps": 1280, "shared_network": False},
     },
