@@ -1,28 +1,22 @@
 # /// script
-# requires-python = ">=3.11,<3.13"
-# dependencies = [
-#     "torch>=2.11,<2.14",
-#     "gymnasium>=1.2",
-#     "ale-py>=0.11",
-#     "opencv-python-headless>=4.9",
-#     "envpool>=1.2",
-#     "numpy>=1.26",
-#     "tensorboard>=2.16",
-#     "tqdm>=4.66",
-#     "tyro>=1.0",
-#     "moviepy>=2.1",
-# ]
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["torch>=2.11", "gymnasium>=1.2", "ale-py>=0.11", "envpool>=1.2", "numpy>=1.26",
+#                 "opencv-python-headless>=4.9", "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0",
+#                 "moviepy>=2.1"]
 # ///
-"""PPO for Atari games, in one file: read it as a patch of ppo_continuous_mujoco.py.
+"""PPO for Atari games: ppo.py and the nine Atari details, on EnvPool or on wrappers to read.
 
-Run:    uv run ppo_atari.py --env-id Breakout-v5
-Look:   tensorboard --logdir runs
-Expect: on Pong, with the README's fast settings, 18 after 2.1M steps and 43 minutes on two cores (one seed)
-Read:   `Args`, then `train` from top to bottom; `[C05]`, `[A03]`, ... name the implementation details of
-        "The 37 Implementation Details of Proximal Policy Optimization" (Huang et al., ICLR blog track 2022).
-Sources: PPO (arXiv:1707.06347), GAE (arXiv:1506.02438), openai/baselines ea25b9e (ppo2, atari_wrappers.py).
+Run:     uv run ppo_atari.py --env-id Breakout-v5
+Look:    tensorboard --logdir runs
+Expect:  on Pong, with the fast settings of docs/results.md, 18 after 2.1M steps and 43 minutes on
+         two cores (one seed)
+Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
+         details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
+Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
+         an observation is C frames of 84 x 84 pixels, an action is one of A.
 """
 
+import copy
 import difflib
 import json
 import math
@@ -31,15 +25,16 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 import ale_py
 import cv2
@@ -56,186 +51,75 @@ from tqdm import tqdm
 @dataclass
 class Args:
     # -- experiment --
-    exp_name: str = Path(__file__).stem
-    """name of this experiment, part of the run directory's name"""
-    seed: int = 1
-    """seed of the networks, the action noise, the minibatch order and the environments"""
-    torch_deterministic: bool = True
-    """let cuDNN use deterministic kernels only"""
-    cuda: bool = True
-    """train on the GPU if there is one"""
-    track: bool = False
-    """also log to Weights & Biases (WANDB_MODE=offline needs no account)"""
-    wandb_project_name: str = "ppo"
-    """project in Weights & Biases"""
-    wandb_entity: str | None = None
-    """team in Weights & Biases"""
-    capture_video: bool = False
-    """record videos of environment 0 into the run directory (backend gymnasium)"""
+    exp_name: str = Path(__file__).stem  # part of the run directory's name
+    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    cuda: bool = torch.cuda.is_available()  # train on a GPU
+    track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "ppo"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
+    capture_video: bool = False  # record videos of the first environment and of the evaluation
 
     # -- algorithm --
-    env_id: str = "Breakout-v5"
-    """the game: Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4 are the same"""
-    total_timesteps: int = 10_000_000
-    """environment steps in all, with those that only reset; a last partial batch is not collected"""
-    learning_rate: float = 2.5e-4
-    """learning rate of Adam"""
-    num_envs: int = 8
-    """number of environments stepped together [C01]"""
-    num_steps: int = 128
-    """steps of each environment per rollout"""
-    anneal_lr: bool = True
-    """lower the learning rate linearly to zero over the run [C04]"""
-    gamma: float = 0.99
-    """discount factor"""
-    gae_lambda: float = 0.95
-    """lambda of generalized advantage estimation; 1 gives Monte Carlo advantages [C05]"""
-    num_minibatches: int = 4
-    """minibatches per epoch [C06]"""
-    update_epochs: int = 4
-    """passes over each rollout"""
-    norm_adv: bool = True
-    """normalize the advantages of each minibatch [C07]"""
-    clip_coef: float = 0.1
-    """clip range of the probability ratio, and of the value if clip_vloss [C08]"""
-    clip_vloss: bool = True
-    """clip the value around the value at rollout time [C09]"""
-    ent_coef: float = 0.01
-    """weight of the entropy bonus [C10]"""
-    vf_coef: float = 0.5
-    """weight of the value loss [C10]"""
-    max_grad_norm: float = 0.5
-    """largest norm of the gradient of all parameters together; 0 disables clipping [C11]"""
-    target_kl: float | None = None
-    """end the epochs of an iteration once the mean KL (k3) of an epoch exceeds this [X03]"""
+    env_id: str = "Breakout-v5"  # the game, also as Breakout or BreakoutNoFrameskip-v4
+    total_timesteps: int = 10_000_000  # in all, with those that reset; whole batches only
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 8  # environments stepped together [C01]
+    num_steps: int = 128  # steps of each environment in a rollout
+    anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 4  # minibatches of an epoch [C06]
+    update_epochs: int = 4  # passes over a rollout
+    norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
+    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08]
+    clip_vloss: bool = True  # clip the value loss [C09]
+    ent_coef: float = 0.01  # weight of the entropy bonus [C10]
+    vf_coef: float = 0.5  # weight of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
+    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
 
     # -- details --
-    anneal_clip: bool = False
-    """lower clip_coef linearly to zero over the run [X01]"""
-    adam_eps: float = 1e-5
-    """epsilon of Adam [C03]"""
-    ortho_init: bool = True
-    """orthogonal weights and zero biases; otherwise torch's default initialization [C02]"""
-    shared_network: bool = True
-    """one convolutional network for policy and value; otherwise two [A08]"""
-    noop_max: int = 30
-    """a game starts with 1 to noop_max frames of doing nothing; 0 disables this [A01]"""
-    frame_skip: int = 4
-    """frames that each action is repeated [A02]"""
-    episodic_life: bool = True
-    """to the agent a lost life ends the episode; only the end of the game resets it [A03]"""
-    fire_reset: bool = True
-    """press FIRE after a reset in games whose second action it is [A04]"""
-    clip_reward: bool = True
-    """train on the sign of the reward [A06]"""
-    frame_stack: int = 4
-    """last frames that one observation holds [A07]"""
-    bootstrap_truncation: bool = True
-    """bootstrap from the value of the last state at a time limit; off: as if terminated, as in baselines [S01]"""
-    repeat_action_probability: float = 0.0
-    """probability that the game ignores an action and repeats the last one (sticky actions)"""
-    full_action_space: bool = False
-    """all 18 actions instead of those that the game knows"""
-    max_episode_steps: int = 27_000
-    """steps after which a game is cut off (27,000 are half an hour of play)"""
+    anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
+    adam_eps: float = 1e-5  # epsilon of Adam [C03]
+    ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
+    shared_network: bool = True  # one network for policy and value instead of two [A08]
+    noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
+    frame_skip: int = 4  # frames that each action is repeated [A02]
+    episodic_life: bool = True  # a lost life ends the episode, the end of the game resets it [A03]
+    fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
+    clip_reward: bool = True  # train on the sign of the reward [A06]
+    frame_stack: int = 4  # last frames that an observation holds [A07]
+    bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- environments and speed --
-    env_backend: str = "envpool"
-    """envpool (C++ threads) or gymnasium (wrappers to read, exact resume, videos, every platform)"""
-    env_threads: int = 0
-    """threads of EnvPool; 0 lets EnvPool choose"""
-    compile: bool = True
-    """compile the update (with CUDA graphs on a GPU); without a C++ compiler it runs eagerly"""
-    bf16: bool = False
-    """run the convolutional network in bfloat16; heads, log-probabilities and losses stay float32"""
+    repeat_action_probability: float = 0.0  # that the game repeats the last action instead
+    full_action_space: bool = False  # all 18 actions instead of those that the game knows
+    max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or to read, resume and film
+    env_threads: int = os.cpu_count() or 1  # of EnvPool
+    compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
+    bf16: bool = False  # convolutions in bfloat16; log-probabilities and losses stay float32
 
-    # -- checkpoints and evaluation --
-    resume: str | None = None
-    """continue the run in this run directory; its configuration is taken from there"""
-    evaluate: str | None = None
-    """play the agent of this run directory instead of training"""
-    checkpoint_every: int = 100
-    """iterations between checkpoints; the end of the run and Ctrl-C always write one; 0: only those"""
-    eval_episodes: int = 10
-    """games played after training or by evaluate, side by side; 0 disables"""
-    eval_deterministic: bool = False
-    """evaluate the most probable action instead of sampled actions"""
+    # -- run --
+    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
+    resume: str | None = None  # continue the run in this directory, with its configuration
+    evaluate: str | None = None  # play the agent in this directory instead of training
+    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
     def batch_size(self) -> int:
         return self.num_envs * self.num_steps
 
     @property
-    def minibatch_size(self) -> int:
-        return self.batch_size // self.num_minibatches
-
-    @property
     def num_iterations(self) -> int:
         return self.total_timesteps // self.batch_size
 
 
-def parse_args(argv: list[str] | None = None) -> Args:
-    """Read the command line. With --resume or --evaluate the run's own configuration is the default of every flag."""
-    args = tyro.cli(Args, args=argv)
-    run_dir = args.resume or args.evaluate
-    if run_dir is None:
-        return args
-    stored = Args(**load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None})
-    given = tyro.cli(Args, args=argv, default=stored)
-    free = "resume evaluate track wandb_project_name wandb_entity capture_video checkpoint_every eval_episodes"
-    changed = []
-    for name, value in asdict(stored).items():
-        if getattr(given, name) != value and name not in [*free.split(), "eval_deterministic"]:
-            changed.append(f"{name} ({value} to {getattr(given, name)})")
-    if changed:
-        sys.exit(f"error: {run_dir} keeps its configuration; the command line would change {', '.join(changed)}")
-    return given
-
-
-def check_args(args: Args) -> None:
-    """Stop with one line that names flags and numbers if a value makes no sense; nothing has been created yet."""
-    positive = {"total_timesteps", "learning_rate", "num_envs", "num_steps", "num_minibatches", "update_epochs"}
-    positive |= {"clip_coef", "adam_eps", "frame_skip", "frame_stack", "max_episode_steps"}
-    for name, value in asdict(args).items():
-        high = 1 if name in ("gamma", "gae_lambda", "repeat_action_probability") else sys.float_info.max
-        if isinstance(value, (int, float)) and not (0 <= value <= high and (value or name not in positive)):
-            bound = "greater than 0" if name in positive else f"a number from 0 to {high:g}"
-            sys.exit(f"error: --{name.replace('_', '-')} ({value}) must be {bound}")
-    if args.env_backend not in ("envpool", "gymnasium"):
-        sys.exit(f"error: --env-backend ({args.env_backend}) must be one of envpool, gymnasium")
-    if args.env_backend == "envpool" and (args.noop_max < 1 or args.frame_skip < 2):
-        given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
-        sys.exit(f"error: {given} need --env-backend gymnasium: EnvPool takes at least 1 and 2")
-    game_name(args.env_id)  # stops if there is no such game
-    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
-    if args.batch_size % args.num_minibatches:
-        sys.exit(f"error: {batch} must be divisible by --num-minibatches ({args.num_minibatches})")
-    if args.total_timesteps < args.batch_size:
-        sys.exit(f"error: --total-timesteps ({args.total_timesteps}) is less than one batch of {batch}")
-    if args.capture_video and args.env_backend != "gymnasium" and not args.evaluate:
-        sys.exit(f"error: --capture-video needs --env-backend gymnasium, not {args.env_backend}")
-    if args.capture_video and find_spec("moviepy") is None:
-        sys.exit("error: --capture-video needs moviepy (uv run --with moviepy ...)")
-    if args.evaluate and not args.eval_episodes:
-        sys.exit("error: --evaluate with --eval-episodes (0) would play nothing")
-    if args.track and find_spec("wandb") is None:
-        sys.exit("error: --track needs wandb (uv run --with wandb ...)")
-
-
 # -- environment --
-def game_name(env_id: str) -> str:
-    """`Breakout` for any of Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4."""
-    gym.register_envs(ale_py)
-    games = sorted({spec.name for spec in gym.registry.values() if spec.namespace == "ALE"})
-    name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", env_id.removeprefix("ALE/"))
-    if name not in games:
-        close = difflib.get_close_matches(name, games, cutoff=0.5)
-        sys.exit(f"error: --env-id ({env_id}) is no Atari game" + f"; did you mean {', '.join(close)}?" * bool(close))
-    return name
-
-
 class NoopReset(gym.Wrapper):
-    """Start a game with 1 to `noop_max` frames of doing nothing."""  # [A01] no-op starts
+    """Start a game with 1 to `noop_max` frames of doing nothing."""
 
     def __init__(self, env: gym.Env, noop_max: int):
         super().__init__(env)
@@ -243,7 +127,7 @@ class NoopReset(gym.Wrapper):
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        for _ in range(self.unwrapped.np_random.integers(1, self.noop_max + 1)):
+        for _ in range(self.unwrapped.np_random.integers(1, self.noop_max + 1)):  # [A01] no-ops
             obs, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 obs, info = self.env.reset()
@@ -251,7 +135,7 @@ class NoopReset(gym.Wrapper):
 
 
 class MaxAndSkip(gym.Wrapper):
-    """Repeat an action; observe the pixelwise maximum of the last two frames, because sprites flicker."""
+    """Repeat an action; observe the maximum of the last two frames, because sprites flicker."""
 
     def __init__(self, env: gym.Env, frame_skip: int):
         super().__init__(env)
@@ -265,15 +149,15 @@ class MaxAndSkip(gym.Wrapper):
             total_reward += reward
             if terminated or truncated:
                 break
-        frame = obs if previous is None else np.maximum(previous, obs)  # [A02] frame skipping, maximum of two frames
+        frame = obs if previous is None else np.maximum(previous, obs)  # [A02] frame skipping
         return frame, total_reward, terminated, truncated, info
 
 
 class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
-    As in EnvPool, info["terminated"] says whether the game is over. What happens between a lost life and the next
-    observation, without the agent, is in the info of the reset: "reward", and "terminated" if it was the end.
+    As in EnvPool, info["terminated"] says that the game is over. What happens between a lost life
+    and the next observation is in the info of reset: "reward", and "terminated" if it was the end.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -282,10 +166,11 @@ class EpisodicLife(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        self.game_over, info["terminated"] = terminated or truncated, terminated
-        if self.episodic_life and 0 < info["lives"] < self.lives:  # [A03] a lost life ends the episode
-            terminated = True  # not at 0 lives: some games play on for a few frames, then they end by themselves
+        self.game_over = terminated or truncated
+        info["terminated"] = terminated
+        lost = 0 < info["lives"] < self.lives  # at 0 lives some games play on for a few frames
         self.lives = info["lives"]
+        terminated = terminated or (self.episodic_life and lost)  # [A03] episodic life
         return obs, reward, terminated, truncated, info
 
     def reset(self, **kwargs):
@@ -308,10 +193,12 @@ class FireReset(gym.Wrapper):
         total_reward, over = info["reward"], info["terminated"]
         for action in (1, 2):  # [A04] fire on reset
             obs, reward, terminated, truncated, info = self.env.step(action)
-            total_reward, over = total_reward + reward, over or info["terminated"] or truncated
+            total_reward += reward
+            over = over or info["terminated"] or truncated
             if terminated or truncated:
                 obs, info = self.env.reset()
-                total_reward, over = total_reward + info["reward"], over or info["terminated"]
+                total_reward += info["reward"]
+                over = over or info["terminated"]
         return obs, info | {"terminated": over, "reward": total_reward}
 
 
@@ -324,7 +211,7 @@ class WarpFrame(gym.ObservationWrapper):
 
     def observation(self, frame):
         gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-        return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then resized by pixel area
+        return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
 
 
 class ClipReward(gym.Wrapper):
@@ -337,11 +224,13 @@ class ClipReward(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         info["reward"] = reward
-        return obs, np.sign(reward) if self.clip_reward else reward, terminated, truncated, info  # [A06] sign
+        if self.clip_reward:
+            reward = np.sign(reward)  # [A06] reward clipping
+        return obs, reward, terminated, truncated, info
 
 
 class FrameStack(gym.Wrapper):
-    """The last frames, oldest first, as channels; black before the first one, as in baselines/common/vec_env."""
+    """The last frames, oldest first, as channels; black before the first (baselines' vec_env)."""
 
     def __init__(self, env: gym.Env, frame_stack: int):
         super().__init__(env)
@@ -362,13 +251,394 @@ class FrameStack(gym.Wrapper):
         return self.push(frame), info
 
 
+# -- agent --
+def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
+    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class FlattenChannelsLast(nn.Module):
+    """(n, C, H, W) to (n, H * W * C), baselines' order: no copy if the channels are last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 2, 3, 1).flatten(1)
+
+
+class Agent(nn.Module):
+    """Policy and value function of stacks of frames, (n, C, 84, 84) uint8: the Nature CNN."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
+        super().__init__()
+
+        def nature_cnn() -> nn.Sequential:
+            conv1 = layer_init(nn.Conv2d(obs_space.shape[0], 32, 8, stride=4), 2**0.5, args)
+            conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2), 2**0.5, args)
+            conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1), 2**0.5, args)
+            linear = layer_init(nn.Linear(64 * 7 * 7, 512), 2**0.5, args)
+            convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+            return nn.Sequential(*convs, FlattenChannelsLast(), linear, nn.ReLU())
+
+        self.network = nature_cnn()  # [A08] one network, shared by policy and value, or two
+        self.value_network = None if args.shared_network else nature_cnn()
+        self.actor = layer_init(nn.Linear(512, int(action_space.n)), 0.01, args)
+        self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
+        self.bf16 = args.bf16
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (n, A) and values (n,) of observations (n, C, 84, 84) uint8."""
+        x = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling to the range of 0 to 1
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+            hidden = self.network(x)
+            value_hidden = self.value_network(x) if self.value_network else hidden
+        return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
+
+    def draw_noise(self, *shape: int) -> torch.Tensor:
+        """What makes `act` sample: Gumbel noise (*shape, A), drawn once a rollout to save time."""
+        return -torch.empty(*shape, self.actor.out_features).exponential_().log()
+
+    @torch.no_grad()
+    def act(self, obs: torch.Tensor, noise: torch.Tensor):
+        """Gumbel-max samples (modes if noise is 0), log-probabilities and values, each (n,)."""
+        logits, value = self(obs)
+        action = (logits + noise).argmax(-1)
+        return action, logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1), value
+
+    def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
+        """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
+        logits, value = self(obs)
+        policy = Categorical(logits=logits, validate_args=False)
+        return policy.log_prob(actions), policy.entropy(), value
+
+
+# -- advantages and loss --
+def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
+    """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
+
+    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
+    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    """
+    delta = rewards + gamma * next_values * (1 - terminations) - values
+    decay = gamma * gae_lambda * (1 - dones)
+    advantages = np.zeros_like(delta)
+    lastgaelam = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        lastgaelam = delta[t] + decay[t] * lastgaelam  # [C05] GAE
+        advantages[t] = lastgaelam
+    return advantages
+
+
+def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
+    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+
+    newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
+    """
+    advantages = mb["advantages"]
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+    logratio = newlogprob - mb["logprobs"]
+    ratio = logratio.exp()
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    pg_loss = torch.max(pg_loss1, pg_loss2).mean()  # [C08] clipped surrogate objective
+
+    v_loss = (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:  # [C09] value-loss clipping
+        v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
+        v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
+    v_loss = 0.5 * v_loss.mean()
+
+    entropy = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss  # [C10] overall loss
+    stats = {  # [C12] debug variables
+        "policy_loss": pg_loss,
+        "value_loss": v_loss,
+        "entropy": entropy,
+        "old_approx_kl": -logratio.mean(),  # k1 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (ratio - 1 - logratio).mean(),  # k3
+        "clipfrac": ((ratio - 1).abs() > clip_coef).float().mean(),
+    }
+    return loss, {name: stat.detach() for name, stat in stats.items()}
+
+
+def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
+    """The loss () and its diagnostics on a minibatch; this is what --compile compiles."""
+    newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
+    return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
+
+
+def train(args: Args) -> dict:
+    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
+    device = torch.device("cuda" if args.cuda else "cpu")
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
+
+    env_seed = args.seed  # of the first environment; EnvPool takes it only when it is made
+    if checkpoint:  # new games, where they start anew
+        env_seed += checkpoint["iteration"] * args.num_envs
+    envs = make_envs(args, run_dir / f"videos_{int(time.time())}", env_seed)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device, memory_format=torch.channels_last)
+    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
+    optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+
+    # A rollout
+    T, N = args.num_steps, args.num_envs
+    obs = torch.zeros((T + 1, N, 84, 84, args.frame_stack), dtype=torch.uint8, device=device)
+    obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84), in memory the channels stay last
+    actions = torch.zeros((T, N), dtype=torch.int64, device=device)
+    logprobs = torch.zeros((T, N), device=device)
+    values = torch.zeros((T + 1, N), device=device)
+    rewards = np.zeros((T, N), np.float32)
+    terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
+    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
+    valid = np.ones((T, N), bool)  # False: this step was none, it reset the game
+
+    # State carried between iterations and saved in checkpoints
+    start_iteration = 1
+    global_step = 0
+    seconds = 0.0  # of training before this process
+    recent_returns = deque(maxlen=100)
+    next_valid = np.ones(N, bool)
+    next_obs, infos = envs.reset(seed=env_seed)
+    episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
+    episodic_length = np.zeros(N)
+    if checkpoint:
+        load_weights(agent, checkpoint)
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+        start_iteration = checkpoint["iteration"] + 1
+        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        global_step = checkpoint["global_step"]
+        seconds = checkpoint["seconds"]
+        recent_returns.extend(checkpoint["recent_returns"])
+        if restore_envs(envs, checkpoint["envs"]):
+            carried = (x.numpy() for x in checkpoint["carried"])
+            next_obs, next_valid, episodic_return, episodic_length = carried
+
+    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
+    start_time = time.time() - seconds
+    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
+    for iteration in range(start_iteration, args.num_iterations + 1):
+        frac = 1 - (iteration - 1) / args.num_iterations
+        if args.anneal_lr:  # [C04] learning-rate annealing
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
+        clip_coef = torch.tensor(clip_coef, device=device)
+
+        # -- rollout --
+        rollout_start = time.time()
+        noise = agent.draw_noise(T, N).to(device)
+        player = copy.deepcopy(agent)  # --bf16 casts its weights here, not at each of T steps
+        player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
+            obs[t] = torch.from_numpy(next_obs)
+            valid[t] = next_valid
+            actions[t], logprobs[t], values[t] = player.act(obs[t], noise[t])
+            env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
+            next_obs, reward, terminated, truncated, infos = envs.step(env_action)
+            terminations[t] = terminated
+            dones[t] = np.logical_or(terminated, truncated)
+            rewards[t] = reward
+            next_valid = dones[t] == 0  # [S02] the step after an end ignores its action: it resets
+
+            global_step += int(valid[t].sum())
+            episodic_return += infos["reward"]
+            episodic_length += valid[t]
+            for n in np.flatnonzero(np.logical_or(infos["terminated"], truncated)):  # whole games
+                recent_returns.append(float(episodic_return[n]))
+                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
+                at = time.time() - start_time
+                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                print(row, file=episodes)
+                episodic_return[n] = episodic_length[n] = 0
+        obs[T] = torch.from_numpy(next_obs)
+
+        # -- advantages --
+        update_start = time.time()
+        with torch.no_grad():
+            values[T] = agent(obs[T])[1]
+        np_values = values.cpu().numpy()  # row t + 1 is of what followed step t: not reset yet
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        steps = (rewards, np_values[:T], np_values[1:], ends, dones)
+        advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
+
+        # -- update --
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
+        batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
+        batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
+        batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
+        rows = torch.from_numpy(np.flatnonzero(valid))  # of real steps: a third of B at least
+        if iteration == start_iteration:
+            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
+            loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
+        metrics = []  # a dict of scalar tensors for each minibatch
+        for epoch in range(args.update_epochs):
+            order = torch.randperm(len(rows)).repeat(3)  # some rows again, in place of resets
+            b_inds = rows[order[: args.batch_size]].to(device)
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+                mb = {name: b[mb_inds] for name, b in batch.items()}
+                loss, stats = loss_of(agent, mb, clip_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or math.inf
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
+                optimizer.step()
+                stats = {name: stat.clone() for name, stat in stats.items()}  # CUDA graphs reuse it
+                metrics.append(stats | {"grad_norm": norm})
+            if args.target_kl is not None:  # [X03] early stop
+                epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
+                if torch.stack(epoch_kl).mean() > args.target_kl:
+                    break
+
+        # -- log --
+        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
+        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
+        finite = all(map(math.isfinite, scalars.values()))
+        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
+        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
+        explained = 1 - b_advantages[rows].var() / batch["returns"][rows].var()
+        scalars["losses/explained_variance"] = explained.item()
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        now = time.time()
+        scalars["charts/SPS"] = global_step / (now - start_time)
+        scalars["time/rollout"] = update_start - rollout_start
+        scalars["time/update"] = now - update_start
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, global_step)
+        mean_return = float(np.mean(recent_returns or [math.nan]))
+        kl = scalars["losses/approx_kl"]
+        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
+        bar.update(args.batch_size)
+
+        # -- checkpoint --
+        if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
+            last_checkpoint = now
+            writer.flush()
+            carried = (next_obs, next_valid, episodic_return, episodic_length)
+            state = {
+                "args": asdict(args),
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+                "iteration": iteration,
+                "global_step": global_step,
+                "seconds": now - start_time,
+                "recent_returns": list(recent_returns),
+                "envs": env_states(envs),
+                "carried": [torch.from_numpy(array) for array in carried],
+                "episodes_size": episodes.tell(),
+            }
+            save_checkpoint(run_dir, state)
+
+    for closable in (bar, envs, episodes):
+        closable.close()
+    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
+    if args.eval_episodes:
+        result["eval_returns"] = evaluate(args, run_dir)
+        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
+    writer.close()
+    return result
+
+
+# ================ plumbing: nothing below is part of the algorithm ================
+
+
+class UserError(Exception):
+    """Something that the user can fix; `main` prints it as one line."""
+
+
+def require(condition, message: str) -> None:
+    """Stop with one line unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    args = tyro.cli(Args, args=argv)
+    if run_dir := args.resume or args.evaluate:
+        checkpoint = load_checkpoint(run_dir)
+        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
+        args = tyro.cli(Args, args=argv, default=stored)
+        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+        free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
+        annealed = stored.anneal_lr or stored.anneal_clip
+        if not annealed and args.total_timesteps > stored.total_timesteps:
+            free.append("total_timesteps")
+        old, new = asdict(stored), asdict(args)
+        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    check_args(args)
+    return args
+
+
+def check_args(args: Args) -> None:
+    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
+    may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
+    for name, value in asdict(args).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            flag = f"--{name.replace('_', '-')} ({value})"
+            share = name in ("gamma", "gae_lambda", "repeat_action_probability")
+            high = 1 if share else sys.float_info.max
+            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
+            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    even = args.batch_size % args.num_minibatches == 0
+    require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
+    require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
+    require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    found = not args.cuda or torch.cuda.is_available()
+    require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
+    if args.env_backend == "envpool":
+        readable = "--env-backend gymnasium"
+        require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
+        given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
+        known = args.noop_max >= 1 and args.frame_skip >= 2
+        require(known, f"{given} need {readable}: EnvPool takes at least 1 and 2")
+        films = args.capture_video and not args.evaluate
+        require(not films, f"--capture-video needs {readable}: EnvPool shows no frames")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    if not args.evaluate:
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
+    game_name(args.env_id)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
+    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
+        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
+
+
+def game_name(env_id: str) -> str:
+    """`Breakout` for any of Breakout, Breakout-v5, ALE/Breakout-v5 and BreakoutNoFrameskip-v4."""
+    gym.register_envs(ale_py)
+    games = sorted({spec.name for spec in gym.registry.values() if spec.namespace == "ALE"})
+    name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", env_id.removeprefix("ALE/"))
+    close = ", ".join(difflib.get_close_matches(name, games, cutoff=0.5)) or "the games of ALE"
+    require(name in games, f"--env-id ({env_id}) is no Atari game; look at {close}")
+    return name
+
+
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment: games with the wrappers of atari_wrappers.py in their order; RGB videos with `video_dir`."""
+    """One game with baselines' wrappers in their order, and RecordVideo if it has a directory."""
     config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
-    config |= {"full_action_space": args.full_action_space, "render_mode": "rgb_array" if video_dir else None}
-    config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip, "disable_env_checker": True}
+    config |= {"full_action_space": args.full_action_space, "disable_env_checker": True}
+    config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip}
+    config |= {"render_mode": "rgb_array" if video_dir else None}
     env = gym.make(f"ALE/{game_name(args.env_id)}-v5", **config)
-    env = NoopReset(env, args.noop_max) if args.noop_max else env
+    if args.noop_max:
+        env = NoopReset(env, args.noop_max)
     env = MaxAndSkip(env, args.frame_skip)
     if video_dir:
         env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
@@ -380,518 +650,205 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """`num_envs` environments behind Gymnasium's vector interface; games observe (N, frame_stack, 84, 84) uint8.
+    """N games that reset in the step after the one that ends an episode, which ignores its action.
 
-    Both backends reset in the step after the one that ends an episode (NEXT_STEP): that step ignores its action and
-    gives no reward to learn from, see [S02]. In each step's infos "reward" is the reward before [A06] and "terminated"
-    says that the whole game is over.
+    infos: "reward" is the reward before [A06], "terminated" says that the whole game is over.
     """
-    if args.env_backend == "gymnasium":
-        videos = [video_dir if args.capture_video and i == 0 else None for i in range(args.num_envs)]
-        make_fns = [lambda video_dir=video_dir: make_env(args, video_dir) for video_dir in videos]
-        return gym.vector.SyncVectorEnv(make_fns, copy=False, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
-    try:
-        import envpool
-    except ImportError:
-        sys.exit("error: EnvPool is not installed (pip install envpool); --env-backend gymnasium works without it")
-    names = {name.lower(): name for name in envpool.list_all_envs()}  # it writes TicTacToe3d
-    try:
-        return envpool.make_gymnasium(
-            names[f"{game_name(args.env_id)}-v5".lower()],
-            num_envs=args.num_envs,
-            num_threads=args.env_threads,
-            seed=seed,
-            noop_max=args.noop_max,  # see [A01]
-            frame_skip=args.frame_skip,  # see [A02]; it takes the maximum of the last two frames
-            episodic_life=args.episodic_life,  # see [A03]
-            use_fire_reset=args.fire_reset,  # see [A04]
-            gray_scale=True,  # see [A05]
-            img_height=84,
-            img_width=84,
-            use_inter_area_resize=True,
-            reward_clip=args.clip_reward,  # see [A06]
-            stack_num=args.frame_stack,  # see [A07]
-            repeat_action_probability=args.repeat_action_probability,
-            full_action_space=args.full_action_space,
-            max_episode_steps=args.max_episode_steps,
-        )
-    except Exception as error:
-        sys.exit(f"error: --env-id ({args.env_id}): EnvPool cannot make it ({error})")
+    if args.env_backend == "envpool":
+        return make_envpool(args, seed)
+    first = [lambda: make_env(args, video_dir if args.capture_video else None)]
+    makers = first + [lambda: make_env(args)] * (args.num_envs - 1)
+    next_step = gym.vector.AutoresetMode.NEXT_STEP
+    return gym.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step)
 
 
-def env_states(envs: gym.vector.VectorEnv, states: list[dict] | None = None) -> list[dict] | None:
-    """The exact state of the games of backend gymnasium, after writing `states` into them if given.
+def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
+    """The same games in C++ threads, with EnvPool's names for the flags; reset ignores its seed."""
+    import envpool
 
-    Returns None where the state cannot be had, such as EnvPool's, or with sticky actions, because the emulator keeps
-    the action that it may repeat to itself.
+    warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
+    games = {name.lower(): name for name in envpool.list_all_envs()}  # it writes TicTacToe3d
+    config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": seed}
+    config |= {"noop_max": args.noop_max, "frame_skip": args.frame_skip}  # see [A01], [A02]
+    config |= {"episodic_life": args.episodic_life}  # see [A03]
+    config |= {"use_fire_reset": args.fire_reset}  # see [A04]
+    config |= {"gray_scale": True, "img_height": 84, "img_width": 84}  # see [A05]
+    config |= {"use_inter_area_resize": True, "reward_clip": args.clip_reward}  # see [A06]
+    config |= {"stack_num": args.frame_stack, "max_episode_steps": args.max_episode_steps}
+    config |= {"full_action_space": args.full_action_space}
+    config |= {"repeat_action_probability": args.repeat_action_probability}
+    return envpool.make_gymnasium(games[f"{game_name(args.env_id)}-v5".lower()], **config)
+
+
+def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
+    """The exact state of the readable games; None for EnvPool's.
+
+    None with sticky actions too: the emulator keeps the action that it may repeat to itself.
     """
-    result = []
-    for i, env in enumerate(getattr(envs, "envs", [])):
-        game, rng = env.unwrapped, env.unwrapped.np_random.bit_generator
+    states = []
+    for env, resets in zip(getattr(envs, "envs", []), getattr(envs, "_autoreset_envs", [])):
+        game = env.unwrapped
         if game.spec.kwargs["repeat_action_probability"]:
             return None
-        if states:
-            emulator = ale_py.ALEState.__new__(ale_py.ALEState)
-            emulator.__setstate__(states[i]["emulator"].numpy().tobytes())
-            game.restore_state(emulator)
-            rng.state = states[i]["rng"]
-            for name in ("lives", "game_over"):
-                env.set_wrapper_attr(name, states[i][name])
-            env.frames = states[i]["frames"].numpy()
-        emulator = np.frombuffer(game.clone_state(include_rng=True).__getstate__(), np.uint8).copy()
-        state = {"emulator": torch.from_numpy(emulator), "rng": rng.state, "frames": torch.from_numpy(env.frames)}
-        result.append(state | {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")})
-    return result or None
+        emulator = game.clone_state(include_rng=True).__getstate__()
+        state = {"emulator": torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())}
+        state |= {"rng": game.np_random.bit_generator.state, "frames": torch.tensor(env.frames)}
+        state |= {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")}
+        states.append(state | {"resets": bool(resets)})  # in the next step
+    return states or None
 
 
-# -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
-    """Orthogonal weights of gain `std` and zero bias (baselines/a2c/utils.py ortho_init), or torch's default."""
-    if args.ortho_init:  # [C02] orthogonal initialization of weights, constant initialization of biases
-        nn.init.orthogonal_(layer.weight, std)
-        nn.init.zeros_(layer.bias)
-    return layer
+def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
+    """Put the states back; False if there are none."""
+    for n, (env, state) in enumerate(zip(getattr(envs, "envs", []), states or [])):
+        emulator = ale_py.ALEState.__new__(ale_py.ALEState)
+        emulator.__setstate__(state["emulator"].numpy().tobytes())
+        env.unwrapped.restore_state(emulator)
+        env.unwrapped.np_random.bit_generator.state = state["rng"]
+        env.frames = state["frames"].numpy()
+        for name in ("lives", "game_over"):
+            env.set_wrapper_attr(name, state[name])
+        envs._autoreset_envs[n] = state["resets"]
+    return states is not None
 
 
-class FlattenChannelsLast(nn.Module):
-    """(n, C, H, W) to (n, H * W * C), the order of openai/baselines: no copy if the channels are last in memory."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 2, 3, 1).flatten(1)
-
-
-class Agent(nn.Module):
-    """Policy over A actions and value function on stacks of C frames, (n, C, 84, 84) uint8."""
-
-    def __init__(self, num_actions: int, args: Args):
-        super().__init__()
-
-        def nature_cnn() -> nn.Sequential:
-            layers = [nn.Conv2d(args.frame_stack, 32, 8, stride=4), nn.Conv2d(32, 64, 4, stride=2)]
-            layers += [nn.Conv2d(64, 64, 3, stride=1), nn.Linear(64 * 7 * 7, 512)]
-            conv1, conv2, conv3, linear = [layer_init(layer, 2**0.5, args) for layer in layers]
-            relu = nn.ReLU()
-            return nn.Sequential(conv1, relu, conv2, relu, conv3, relu, FlattenChannelsLast(), linear, relu)
-
-        self.network = nature_cnn()  # [A08] Nature CNN, shared by policy and value unless asked otherwise
-        self.value_network = None if args.shared_network else nature_cnn()
-        self.actor = layer_init(nn.Linear(512, num_actions), 0.01, args)
-        self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
-        self.bf16 = args.bf16
-
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (n, A) and values (n,) of observations (n, C, 84, 84) uint8."""
-        x = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling; as uint8 they take a quarter of the memory
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden = self.network(x)
-            value_hidden = self.value_network(x) if self.value_network else hidden
-        return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(1)
-
-    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Action, log-probability and value, each (n,), at observations; `noise` (n, A) is Gumbel, or 0 for the mode.
-
-        The largest logit plus Gumbel noise is a sample of the categorical distribution (Gumbel-max).
-        """
-        logits, value = self(obs)
-        action = (logits + noise).argmax(1)
-        return action, logits.log_softmax(1).gather(1, action[:, None]).squeeze(1), value
-
-    def evaluate_actions(self, obs, action) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability, entropy and value, each (n,), of stored actions (n,) at observations."""
-        logits, value = self(obs)
-        policy = Categorical(logits=logits, validate_args=False)
-        return policy.log_prob(action), policy.entropy(), value
-
-
-# -- algorithm --
-def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float) -> np.ndarray:
-    """Generalized advantage estimation (arXiv:1506.02438, eq. 16), all arrays (T, N), returns advantages (T, N).
-
-    `next_values[t]` is V of the state that followed transition t, before any reset. A termination cuts the bootstrap,
-    any end of an episode (`dones`: terminated or truncated) cuts the trace.
-    """
-    delta = rewards + gamma * next_values * (1 - terminations) - values
-    decay = gamma * gae_lambda * (1 - dones)
-    advantages = np.zeros_like(delta)
-    lastgaelam = np.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        advantages[t] = lastgaelam = delta[t] + decay[t] * lastgaelam  # [C05] GAE
-    return advantages
-
-
-def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's loss and its diagnostics over the valid samples of a minibatch (arXiv:1707.06347; baselines/ppo2/model.py).
-
-    newlogprob, entropy, newvalue: (M,) under the current parameters. mb: (M,) tensors logprobs, advantages, returns,
-    values (of rollout time) and valid (1, or 0 for reset rows). clip_coef: () tensor. Returns the loss () and
-    policy loss, value loss, entropy, k1 and k3 estimates of KL(old || new) and clip fraction as one tensor (6,).
-    """
-    valid = mb["valid"] / mb["valid"].sum().clamp(min=1)  # weights that sum to 1
-    advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization per minibatch, biased deviation as in baselines
-        centered = advantages - (valid * advantages).sum()
-        advantages = centered / ((valid * centered**2).sum().sqrt() + 1e-8)
-
-    logratio = newlogprob - mb["logprobs"]
-    ratio = logratio.exp()
-    pg_loss1 = -advantages * ratio
-    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    pg_loss = (valid * torch.max(pg_loss1, pg_loss2)).sum()  # [C08] clipped surrogate objective
-
-    v_loss = (newvalue - mb["returns"]) ** 2
-    if args.clip_vloss:  # [C09] value-loss clipping
-        v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
-        v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
-    v_loss = 0.5 * (valid * v_loss).sum()
-
-    entropy_loss = (valid * entropy).sum()
-    loss = pg_loss - args.ent_coef * entropy_loss + args.vf_coef * v_loss  # [C10] overall loss and entropy bonus
-    with torch.no_grad():  # KL estimators: http://joschu.net/blog/kl-approx.html
-        old_approx_kl = (valid * -logratio).sum()
-        approx_kl = (valid * (ratio - 1 - logratio)).sum()
-        clipfrac = (valid * ((ratio - 1).abs() > clip_coef)).sum()
-        return loss, torch.stack([pg_loss, v_loss, entropy_loss, old_approx_kl, approx_kl, clipfrac])
-
-
-def adam_step(params: list, grads: list, adam: dict, lr: torch.Tensor, args: Args) -> torch.Tensor:
-    """Clip the gradients and make one step of Adam (arXiv:1412.6980, algorithm 1); returns the gradient norm ().
-
-    What clip_grad_norm_ and torch.optim.Adam compute, but on one flat vector (P,) and without Python-side state, so
-    that it compiles: with the loss, a whole update of 64x64 networks takes 160 us instead of 400.
-    """
-    grad = torch.cat([g.flatten() for g in grads])  # (P,)
-    grad_norm = grad.norm()
-    if args.max_grad_norm:  # [C11] global gradient clipping
-        grad = grad * (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
-    adam["step"] += 1
-    adam["exp_avg"].lerp_(grad, 1 - 0.9)
-    adam["exp_avg_sq"].lerp_(grad**2, 1 - 0.999)
-    mean, var = adam["exp_avg"] / (1 - 0.9 ** adam["step"]), adam["exp_avg_sq"] / (1 - 0.999 ** adam["step"])
-    delta = lr * mean / (var.sqrt() + args.adam_eps)  # [C03] Adam's epsilon
-    with torch.no_grad():
-        for param, d in zip(params, delta.split([p.numel() for p in params])):
-            param -= d.view_as(param)
-    return grad_norm
-
-
-def update(agent: Agent, adam: dict, batch: dict, mb_inds, lr, clip_coef, args: Args) -> torch.Tensor:
-    """One optimizer step on the samples `mb_inds` (M,); returns ppo_loss's diagnostics and the gradient norm (7,).
-
-    This is what --compile turns into one graph; `lr` and `clip_coef` are () tensors lest it compiles them in.
-    """
-    mb = {name: b[mb_inds] for name, b in batch.items()}
-    newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
-    loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-    params = list(agent.parameters())
-    grad_norm = adam_step(params, torch.autograd.grad(loss, params), adam, lr, args)
-    return torch.cat([stats, grad_norm.detach()[None]])
-
-
-def compiled(functions: list, device: torch.device, written: list[torch.Tensor]) -> list:
-    """Each function as one graph of static shape, with CUDA graphs on a GPU; as it is if there is no C++ compiler.
-
-    `written` are the tensors that they change besides those of a module: CUDA graphs need them at a fixed address.
-    """
-    if not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++", "cl")):
-        print("no C++ compiler found: the update runs eagerly (install g++, or say --no-compile)")
-        return functions
-    torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
-    for tensor in written:
-        torch._dynamo.mark_static_address(tensor)
+def compiled(function, device: torch.device, example: tuple):
+    """A loss as one graph, or as it is if its first call, with these arguments, fails."""
+    print("compiling takes up to a minute (--no-compile does without)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    return [torch.compile(function, fullgraph=True, dynamic=False, options=options) for function in functions]
-
-
-# -- checkpoint, evaluation, provenance --
-def save_checkpoint(run_dir: Path, checkpoint: dict) -> None:
-    """Write checkpoint.pt under a temporary name, then rename it: a crash at any moment leaves a whole file."""
-    temporary = run_dir / "checkpoint.tmp"
+    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
-        with open(temporary, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, run_dir / "checkpoint.pt")
-    finally:
-        temporary.unlink(missing_ok=True)
+        graph(*example)[0].backward()  # of which the gradient is not used
+    except Exception as error:  # no compiler, no Python headers, no Triton, an old card
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        return function
+    return graph
 
 
-def load_checkpoint(run_dir: str | Path) -> dict:
-    """Read checkpoint.pt of a run directory; only plain tensors and numbers are accepted, so nothing in it can run."""
-    path = Path(run_dir) / "checkpoint.pt"
-    if not path.is_file():
-        sys.exit(f"error: there is no checkpoint at {path}")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] != Path(__file__).stem or checkpoint["args"].keys() != asdict(Args()).keys():
-            raise ValueError("of another script")
-        return checkpoint
-    except Exception as error:
-        sys.exit(f"error: {path} is torn, or no checkpoint of {Path(__file__).name} ({type(error).__name__})")
+def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
+    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if checkpoint is None:
+        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
+            json.dump(provenance(args), file, indent=2)
+        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
+    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    if checkpoint:
+        episodes.truncate(checkpoint["episodes_size"])
+        episodes.seek(0, os.SEEK_END)
+    else:
+        print("step,return,length,seconds", file=episodes)
+    if args.track:
+        import wandb
 
-
-def load_agent(agent: nn.Module, checkpoint: dict) -> None:
-    """Put the weights of a checkpoint in place, if it is one of this environment's shape."""
-    try:
-        agent.load_state_dict(checkpoint["agent"])
-    except RuntimeError as error:
-        sys.exit(f"error: the checkpoint does not fit {checkpoint['args']['env_id']}: {' '.join(str(error).split())}")
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
+        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
+        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+    device = torch.cuda.get_device_name() if args.cuda else "CPU"
+    again = "uv run" if "UV" in os.environ else "python"
+    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
+    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
+    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
+    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
+    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
 def provenance(args: Args) -> dict:
-    """What reproduces this run: configuration, command, commit, versions and hardware."""
-    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
+    """What it takes to repeat the run."""
+    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
+    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
+    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = next((line.split(": ")[1] for line in cpuinfo.splitlines() if "model name" in line), platform.processor())
-    gpu = [torch.cuda.get_device_name()] if args.cuda and torch.cuda.is_available() else []
-    packages = ["torch", "gymnasium", "ale-py", "numpy"] + ["envpool"] * (args.env_backend == "envpool")
+    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
+    versions = {name: version(name) for name in ("torch", "gymnasium", "ale-py", "numpy")}
+    versions |= {"envpool": version("envpool")} if find_spec("envpool") else {}
+    hardware = [cpu, f"{os.cpu_count()} cores"]
+    hardware += [torch.cuda.get_device_name()] if args.cuda else []
     return {
         "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": commit,
-        "versions": {"python": platform.python_version()} | {package: version(package) for package in packages},
-        "hardware": ", ".join([cpu, f"{os.cpu_count()} cores", *gpu]),
+        "versions": {"python": platform.python_version()} | versions,
+        "hardware": ", ".join(hardware),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
 
-def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
-    """TensorBoard writer and episodes.csv of a new run directory, or of a resumed one cut back to its checkpoint."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        if checkpoint is None:
-            with open(run_dir / "config.json", "x") as config:  # "x": never into the directory of another run
-                json.dump(provenance(args), config, indent=2)
-            shutil.copy(__file__, run_dir)
-        episodes = open(run_dir / "episodes.csv", "a")
-        episodes.truncate(checkpoint["episodes_size"] if checkpoint else 0)
-        episodes.seek(0, os.SEEK_END)
-        if checkpoint is None:
-            episodes.write("step,return,length,seconds\n")
-        if args.track:
-            import wandb
+def save_checkpoint(run_dir: Path, state: dict) -> None:
+    """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
+    with open(run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
-            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": run_dir.name}
-            wandb.init(**names, dir=run_dir, config=asdict(args), sync_tensorboard=True, save_code=True)
-        writer = SummaryWriter(run_dir, purge_step=checkpoint["global_step"] + 1 if checkpoint else None)
-        writer.add_text("hyperparameters", "\n".join(f"    {name}: {value}" for name, value in asdict(args).items()))
-        return writer, episodes
-    except OSError as error:
-        sys.exit(f"error: cannot write the run directory {run_dir} ({error})")
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """Read a checkpoint; only tensors and plain values are accepted, so nothing in it can run."""
+    path = Path(run_dir) / "checkpoint.pt"
+    require(path.is_file(), f"there is no checkpoint at {path}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+    except Exception as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
+    require(same_flags, f"{path} is a checkpoint of another script")
+    return checkpoint
+
+
+def load_weights(agent: Agent, checkpoint: dict) -> None:
+    """The weights of a checkpoint, if it is of an environment of this shape."""
+    try:
+        agent.load_state_dict(checkpoint["agent"])
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
-    """Undiscounted, unclipped returns of `eval_episodes` whole games of the run's checkpoint, played side by side."""
-    checkpoint = load_checkpoint(run_dir)
-    n = args.eval_episodes
+    """Returns, not clipped, of `eval_episodes` whole games, played side by side as in training."""
     backend = "gymnasium" if args.capture_video else args.env_backend
-    eval_args = replace(args, num_envs=n, episodic_life=False, clip_reward=False, env_backend=backend)
-    eval_seed = 1_000_000 + args.seed  # not the seeds of training
-    envs = make_envs(eval_args, run_dir / "eval_videos", eval_seed)
-    num_actions = int(envs.single_action_space.n)
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(num_actions, args).to(device, memory_format=torch.channels_last)
-    load_agent(agent, checkpoint)
-    generator = torch.Generator().manual_seed(eval_seed)
-    obs, infos = envs.reset(seed=None if backend == "envpool" else eval_seed)  # EnvPool's is fixed when made
-    returns = np.array(infos["reward"], np.float64)  # (n,) of the first game of each environment
-    playing = np.ones(n, bool)  # (n,)
-    while playing.any():
-        noise = -torch.empty(n, num_actions).exponential_(generator=generator).log()
-        noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-        with torch.no_grad():
+    args = replace(args, num_envs=args.eval_episodes, env_backend=backend)
+    seed = 1_000_000 + args.seed  # not the seeds of training
+    envs = make_envs(args, run_dir / "eval_videos", seed)
+    device = torch.device("cuda" if args.cuda else "cpu")
+    agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
+    load_weights(agent, load_checkpoint(run_dir))
+    torch.manual_seed(args.seed)
+    obs, infos = envs.reset(seed=seed)
+    returns = np.array(infos["reward"], np.float64)
+    playing = np.ones(len(returns), bool)  # its first game, each
+    with tqdm(total=len(returns), unit="game", leave=False) as bar:
+        while playing.any():
+            noise = agent.draw_noise(len(returns))
+            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
             action, _, _ = agent.act(torch.from_numpy(obs).to(device), noise.to(device))
-        obs, reward, terminated, truncated, _ = envs.step(action.cpu().numpy().astype(np.int32))
-        returns += reward * playing
-        playing &= ~(terminated | truncated)
+            obs, _, _, truncated, infos = envs.step(action.cpu().numpy().astype(np.int32))
+            returns += infos["reward"] * playing
+            over = playing & np.logical_or(infos["terminated"], truncated)
+            playing &= ~over
+            if over.any():
+                bar.update(over.sum())
     envs.close()
-    kind = "most probable actions" if args.eval_deterministic else "sampled actions"
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {n} games, {kind}")
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} games")
     return returns.tolist()
 
 
-def train(args: Args) -> dict:
-    """Train, or only play with args.evaluate; returns the run directory, counters and returns."""
-    # -- set-up --
-    check_args(args)
-    if args.evaluate:
-        return {"run_dir": args.evaluate, "eval_returns": evaluate(args, Path(args.evaluate))}
-    checkpoint = load_checkpoint(args.resume) if args.resume else None
-    if checkpoint and checkpoint["iteration"] == args.num_iterations:
-        sys.exit(f"error: {args.resume} is complete ({checkpoint['global_step']} steps), there is nothing to resume")
-    run_name = f"{args.env_id.replace('/', '-')}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # the only generator that this script draws from
-
-    env_seed = args.seed + (checkpoint["iteration"] if checkpoint else 0)
-    videos = f"videos_{checkpoint['iteration']}" if checkpoint else "videos"  # a resumed run keeps the old ones
-    envs = make_envs(args, run_dir / videos, env_seed)
-    num_actions = int(envs.single_action_space.n)
-    agent = Agent(num_actions, args).to(device, memory_format=torch.channels_last)
-    num_params = sum(p.numel() for p in agent.parameters())
-    adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
-    adam = {name: tensor.to(device) for name, tensor in adam.items()}
-    lr, clip_coef = torch.zeros((), device=device), torch.zeros((), device=device)
-
-    # Storage of one rollout: T = num_steps, N = num_envs, C = frame_stack, B = T * N
-    T, N = args.num_steps, args.num_envs
-    obs = torch.zeros((T + 1, N, 84, 84, args.frame_stack), dtype=torch.uint8, device=device)  # in memory channels last
-    obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84)
-    actions = torch.zeros((T, N), dtype=torch.long, device=device)  # (T, N)
-    logprobs, values = torch.zeros((T, N), device=device), torch.zeros((T + 1, N), device=device)  # row T follows
-    rewards = np.zeros((T, N), np.float32)  # (T, N) signs if clip_reward
-    terminations = np.zeros((T, N), np.float32)  # (T, N) 1: the transition at t ended its episode for good
-    dones = np.zeros((T, N), np.float32)  # (T, N) 1: terminated or truncated
-    valid = np.ones((T, N), bool)  # (T, N) False: a reset row, no transition
-    metrics = torch.zeros(args.update_epochs, args.num_minibatches, 7, device=device)
-
-    # What one iteration leaves to the next
-    next_valid = np.ones(N, bool)  # (N,)
-    start_iteration, global_step, seconds, recent_returns = 1, 0, 0.0, deque(maxlen=100)
-    next_obs, infos = envs.reset(seed=None if args.env_backend == "envpool" else env_seed)  # as in evaluate
-    episodic_return, episodic_length = np.array(infos["reward"], np.float64), np.zeros(N)  # (N,) of whole games
-    if checkpoint:
-        load_agent(agent, checkpoint)
-        adam = {name: tensor.to(device) for name, tensor in checkpoint["adam"].items()}
-        torch.set_rng_state(checkpoint["rng"])
-        start_iteration, global_step = checkpoint["iteration"] + 1, checkpoint["global_step"]
-        seconds, recent_returns = checkpoint["seconds"], deque(checkpoint["recent_returns"], maxlen=100)
-    if checkpoint and checkpoint["envs"]:
-        env_states(envs, checkpoint["envs"])
-        next_obs, next_valid, episodic_return, episodic_length = (a.numpy() for a in checkpoint["carried"])
-        envs._autoreset_envs = ~next_valid  # the games that the next step resets
-    elif checkpoint:
-        print(f"the state of {args.env_id} ({args.env_backend}) cannot be saved: new games start")
-
-    writer, episodes = open_logs(args, run_dir, checkpoint)
-    done_rows = (start_iteration - 1) * args.batch_size
-    bar = tqdm(total=args.num_iterations * args.batch_size, initial=done_rows, unit="step", disable=None)
-    signals = []  # the first SIGINT or SIGTERM ends the run after its iteration, a second one at once
-    on_signal = lambda signum, _: signals.append(signum) or signal.signal(signum, signal.SIG_DFL)  # noqa: E731
-    old_handlers = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
-    start_time, first_step, last_line = time.time() - seconds, global_step, 0.0
-    kept = f"checkpoint.pt of iteration {start_iteration - 1} is good" if checkpoint else "no checkpoint.pt yet"
-
-    for iteration in range(start_iteration, args.num_iterations + 1):
-        frac = 1 - (iteration - 1) / args.num_iterations
-        lr.fill_(args.learning_rate * (frac if args.anneal_lr else 1))  # [C04] Adam learning-rate annealing
-        clip_coef.fill_(args.clip_coef * (frac if args.anneal_clip else 1))  # [X01] clip-range annealing
-
-        # -- rollout --
-        rollout_start = time.time()
-        noise = -torch.empty(T, N, num_actions).exponential_().log().to(device)  # (T, N, A) Gumbel
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # keeps --bf16's weights from step to step
-            for t in range(T):  # [C01] vectorized architecture: N environments, segments of fixed length
-                obs[t], valid[t] = torch.from_numpy(next_obs), next_valid
-                actions[t], logprobs[t], values[t] = agent.act(obs[t], noise[t])
-                env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
-                next_obs, reward, terminated, truncated, infos = envs.step(env_action)
-                done = terminated | truncated
-                rewards[t], terminations[t], dones[t] = reward, terminated, done
-
-                global_step += int(np.count_nonzero(next_valid))  # real transitions only
-                episodic_return += infos["reward"]  # before clipping, over all lives
-                episodic_length += next_valid
-                next_valid = ~done  # [S02] the row after an end only resets; the observation before it starts nothing
-
-                for n in np.flatnonzero(infos["terminated"] | truncated):
-                    recent_returns.append(float(episodic_return[n]))
-                    writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
-                    writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                    at = f"{time.time() - start_time:.2f}"
-                    episodes.write(f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at}\n")
-                    episodic_return[n] = episodic_length[n] = 0
-        obs[T] = torch.from_numpy(next_obs)
-        if not args.bootstrap_truncation:
-            terminations[:] = dones  # baselines: a time limit ends the episode like a failure
-
-        # -- advantages --
-        update_start = time.time()
-        with torch.no_grad():
-            values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # (T + 1, N) CPU-GPU sync
-        # [S01] a time limit is no end: the row after it holds the state that it cut off, with its value
-        next_values = np_values[1:]
-        advantages = gae(rewards, np_values[:T], next_values, terminations, dones, args.gamma, args.gae_lambda)
-        returns = advantages + np_values[:T]  # (T, N)
-
-        # -- update --
-        if iteration == start_iteration:  # not before the first rollout: loading the compiler takes seconds
-            [update_step] = compiled([update], device, [*adam.values()]) if args.compile else [update]
-        batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
-        for name, array in {"advantages": advantages, "returns": returns, "valid": valid.astype(np.float32)}.items():
-            batch[name] = torch.from_numpy(array).to(device)
-        batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}  # (T, N, ...) to (B, ...)
-        for epoch in range(args.update_epochs):
-            b_inds = torch.randperm(args.batch_size).to(device)  # [C06] every sample once an epoch, in random order
-            for i, mb_inds in enumerate(b_inds.split(args.minibatch_size)):
-                metrics[epoch, i] = update_step(agent, adam, batch, mb_inds, lr, clip_coef, args)
-            if args.target_kl is not None and metrics[epoch, :, 4].mean() > args.target_kl:  # [X03] early stop on KL
-                break
-
-        # -- log --
-        used = metrics[: epoch + 1].flatten(0, 1)  # [C12] debug variables: means over all minibatches
-        mean, largest = torch.stack([used.mean(0), used.amax(0)]).tolist()  # CPU-GPU sync, once an iteration
-        names = "policy_loss value_loss entropy old_approx_kl approx_kl clipfrac grad_norm".split()
-        losses = dict(zip(names, mean)) | {"old_approx_kl_max": largest[3], "approx_kl_max": largest[4]}
-        if not all(math.isfinite(value) for value in mean):
-            sys.exit(f"error: iteration {iteration} of {run_dir} has losses that are not finite ({losses}); {kept}")
-        target, residual = returns[valid], advantages[valid]
-        losses["explained_variance"] = (
-            1 - float(residual.var() / target.var()) if valid.any() and target.var() > 0 else math.nan
-        )
-        now = time.time()
-        scalars = {f"losses/{name}": value for name, value in losses.items()}
-        scalars |= {"time/rollout": update_start - rollout_start, "time/update": now - update_start}
-        sps = (global_step - first_step) / (now - start_time - seconds)
-        for name, value in (scalars | {"charts/learning_rate": lr.item(), "charts/SPS": sps}).items():
-            writer.add_scalar(name, value, global_step)
-        mean_return = float(np.mean(recent_returns)) if recent_returns else math.nan
-        line = f"return {mean_return:.1f}, KL {losses['approx_kl']:.4f}, {sps:.0f} steps/s"
-        bar.set_postfix_str(line, refresh=False)
-        bar.update(args.batch_size)
-        if bar.disable and (now - last_line > 10 or iteration == args.num_iterations):  # not a terminal: plain lines
-            left = (args.num_iterations - iteration) * args.batch_size / sps
-            print(f"step {global_step} of {args.total_timesteps}, {line}, {left:.0f} s left", flush=True)
-            last_line = now
-
-        # -- checkpoint --
-        ending = signals or iteration == args.num_iterations
-        try:
-            episodes.flush()
-            if ending or (args.checkpoint_every and iteration % args.checkpoint_every == 0):
-                writer.flush()
-                carried = (next_obs, next_valid, episodic_return, episodic_length)
-                state = {"script": Path(__file__).stem, "args": asdict(args), "iteration": iteration}
-                state |= {"global_step": global_step, "seconds": time.time() - start_time, "rng": torch.get_rng_state()}
-                state |= {"agent": agent.state_dict(), "adam": adam}
-                state |= {"envs": env_states(envs), "carried": [torch.from_numpy(array) for array in carried]}
-                state |= {"recent_returns": list(recent_returns), "episodes_size": episodes.tell()}
-                save_checkpoint(run_dir, state)
-                kept = f"checkpoint.pt of iteration {iteration} is good"
-        except (OSError, RuntimeError) as error:
-            sys.exit(f"error: cannot write to {run_dir} ({error}); {kept}")
-        if ending:
-            break
-
-    # -- end --
-    for closable in (bar, envs, episodes):
-        closable.close()
-    for signum, handler in old_handlers.items():
-        signal.signal(signum, handler)
-    result = {"run_dir": str(run_dir), "iteration": iteration, "global_step": global_step, "return": mean_return}
-    again = f"python {sys.argv[0]} --%s {shlex.quote(str(run_dir))}"
-    if iteration < args.num_iterations:
-        print(f"stopped after {global_step} steps; to go on: {again % 'resume'}")
-    elif args.eval_episodes:
-        result["eval_returns"] = evaluate(args, run_dir)
-        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
-    writer.close()
-    print(f"run: {run_dir}\nevaluate: {again % 'evaluate'}\nreproduce: python {shlex.join(sys.argv)}")
-    return result
+def main() -> None:
+    try:
+        args = parse_args()
+        if args.evaluate:
+            evaluate(args, Path(args.evaluate))
+        else:
+            train(args)
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":
-    train(parse_args())
+    main()

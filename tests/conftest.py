@@ -27,7 +27,9 @@ import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 
 torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"  # of the scripts that tests start: threads of several processes wait for each other
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # of the scripts that tests start: threads of several processes wait for each other
+)
 
 
 class Scripted(gym.Env):
@@ -43,7 +45,13 @@ class Scripted(gym.Env):
     actions: list = []
 
     def __init__(self, ends: str, poison: float = np.inf, discrete: bool = False, render_mode=None):
-        self.ends, self.poison, self.steps, self.episode, self.render_mode = ends, poison, 0, -1, render_mode
+        self.ends, self.poison, self.steps, self.episode, self.render_mode = (
+            ends,
+            poison,
+            0,
+            -1,
+            render_mode,
+        )
         if discrete:
             self.action_space = gym.spaces.Discrete(3, start=2)
 
@@ -57,7 +65,13 @@ class Scripted(gym.Env):
         over = self.t == 5
         obs = np.array([self.t, self.episode], np.float64)
         reward = 1.0 if self.steps < self.poison else np.nan
-        return obs, reward, over and self.ends == "termination", over and self.ends == "truncation", {}
+        return (
+            obs,
+            reward,
+            over and self.ends == "termination",
+            over and self.ends == "truncation",
+            {},
+        )
 
 
 SCRIPTED = {
@@ -116,8 +130,14 @@ def tiny_atari():
     """The same for ppo_atari.py, on Breakout with the readable wrappers."""
 
     def make(**changes) -> ppo_atari.Args:
-        small = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "env_backend": "gymnasium"}
-        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small = {
+            "num_envs": 2,
+            "num_steps": 16,
+            "num_minibatches": 2,
+            "update_epochs": 2,
+            "env_backend": "gymnasium",
+        }
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0}
         return ppo_atari.Args(**small | changes)
 
     return make
@@ -128,8 +148,14 @@ def tiny_lstm():
     """The same for ppo_lstm.py, on CartPole: four environments, two of them in each minibatch."""
 
     def make(**changes) -> ppo_lstm.Args:
-        small = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2, "env_backend": "gymnasium"}
-        small |= {"total_timesteps": 128, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small = {
+            "num_envs": 4,
+            "num_steps": 16,
+            "num_minibatches": 2,
+            "update_epochs": 2,
+            "env_backend": "gymnasium",
+        }
+        small |= {"total_timesteps": 128, "compile": False, "cuda": False, "eval_episodes": 0}
         return ppo_lstm.Args(**{"env_id": "CartPole-v1"} | small | changes)
 
     return make
@@ -140,8 +166,20 @@ def tiny_multidiscrete():
     """The same for ppo_multidiscrete.py, on CartPole."""
 
     def make(**changes) -> ppo_multidiscrete.Args:
-        small = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small = {
+            "env_id": "CartPole-v1",
+            "num_envs": 2,
+            "num_steps": 16,
+            "num_minibatches": 2,
+            "update_epochs": 2,
+        }
+        small |= {
+            "total_timesteps": 64,
+            "compile": False,
+            "cuda": False,
+            "eval_episodes": 0,
+            "checkpoint_every": 0,
+        }
         return ppo_multidiscrete.Args(**small | changes)
 
     return make
@@ -152,9 +190,17 @@ def tiny_procgen():
     """The same for ppo_procgen.py and, with policy phases of two iterations, for ppg_procgen.py."""
 
     def make(script, **changes):
-        small = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "total_timesteps": 128, "env_threads": 0}
+        small = {
+            "num_envs": 4,
+            "num_steps": 16,
+            "num_minibatches": 2,
+            "total_timesteps": 128,
+            "env_threads": 0,
+        }
         small |= {"cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
-        small |= {"n_iteration": 2, "e_auxiliary": 2} if script is ppg_procgen else {"update_epochs": 2}
+        small |= (
+            {"n_iteration": 2, "e_auxiliary": 2} if script is ppg_procgen else {"update_epochs": 2}
+        )
         return script.Args(**small | changes)
 
     return make
@@ -227,7 +273,12 @@ def watch(monkeypatch):
 @pytest.fixture
 def run_box(run_multidiscrete):
     """ppo_multidiscrete.py with normalizers, on the scripted environments with Box actions."""
-    box = {"env_id": "Terminating-v0", "discretize_actions": 3, "norm_obs": True, "norm_reward": True}
+    box = {
+        "env_id": "Terminating-v0",
+        "discretize_actions": 3,
+        "norm_obs": True,
+        "norm_reward": True,
+    }
     box |= {"num_minibatches": 4, "shared_network": False, "gamma": 0.99}
     return lambda **changes: run_multidiscrete(**box | changes)
 
@@ -236,9 +287,9 @@ def run_box(run_multidiscrete):
 def run_procgen(tiny_procgen, tmp_path, monkeypatch):
     if find_spec("procgen") is None:
         pytest.skip("procgen-mirror is not installed")
-    return lambda script, **changes: runner(script.train, partial(tiny_procgen, script), tmp_path, monkeypatch)(
-        **changes
-    )
+    return lambda script, **changes: runner(
+        script.train, partial(tiny_procgen, script), tmp_path, monkeypatch
+    )(**changes)
 
 
 @pytest.fixture
@@ -266,7 +317,10 @@ def read_episodes():
 
     def read(run_dir: Path) -> list[tuple[int, float, int]]:
         with open(run_dir / "episodes.csv") as file:
-            return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in csv.DictReader(file)]
+            return [
+                (int(row["step"]), float(row["return"]), int(row["length"]))
+                for row in csv.DictReader(file)
+            ]
 
     return read
 
@@ -277,6 +331,9 @@ def scalars_of():
 
     def read(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
         events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-        return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+        return {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+        }
 
     return read

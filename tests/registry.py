@@ -23,10 +23,10 @@ class Script:
     tiny: dict  # fields of Args of a run of a fraction of a second
     exact: dict[str, dict]  # name -> fields of a run of which the environments' state is saved
     inexact: dict[str, dict]  # the same where it cannot be saved; the last one runs anywhere
-    poisoned: dict  # fields of a run of which the rewards become NaN at step 40
-    own: dict  # fields that an environment of the user's own needs, tests/test_contract.py
+    poisoned: dict | None  # fields of a run of which the rewards become NaN at step 40
+    own: dict | None  # fields that an environment of the user's own needs, tests/test_contract.py
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
-    by_hand: object  # (weights in float64, checkpoint, obs) -> the greedy action
+    by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
     lines: int  # budgets: of the file
     loop_before: int  # the line before which the loop starts
@@ -36,6 +36,8 @@ class Script:
     # What exists in the parent too and has another text, and why. `train: update` is the block of
     # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
     different: dict[str, str] = field(default_factory=dict)
+    whole_sequences: bool = False  # a minibatch has all steps of its environments
+    reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
     negative: set[str] = field(default_factory=set)  # and less
@@ -97,6 +99,26 @@ CONTINUOUS = {
     "M09": r"clip\(-args\.clip_reward",
     "S03": r"logprob - self\.squash_log_det",
     "S04": r"action = self\.low \+",
+}
+ATARI = {
+    "A01": r"np_random\.integers\(1, self\.noop_max \+ 1\)",
+    "A02": r"np\.maximum\(previous, obs\)",
+    "A03": r"self\.episodic_life and lost",
+    "A04": r"for action in \(1, 2\)",
+    "A05": r"cv2\.INTER_AREA",
+    "A06": r"np\.sign\(reward\)",
+    "A07": r"\[self\.frames\[1:\], frame\[None\]\]",
+    "A08": r"self\.network = nature_cnn\(\)",
+    "A09": r"/ 255",
+    "S02": r"next_valid = dones\[t\] == 0",
+}
+LSTM = {
+    "A08": r"self\.network = nature_cnn\(\) if pixels",
+    "L01": r"nn\.init\.orthogonal_",
+    "L02": r"lstm_state = torch\.zeros",
+    "L03": r"lstm_state = lstm_state \* kept",
+    "L04": r"b_envs = torch\.randperm\(N\)",
+    "L05": r"state\[:, mb_envs\[env\]\] \* known",
 }
 
 
@@ -215,7 +237,123 @@ MUJOCO = Script(
     tags=TAGS,
 )
 
-SCRIPTS = {script.name: script for script in (PPO, MUJOCO)}
+GAMES = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 1}
+GAMES |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0, "noop_max": 8}
+GAMES |= {"env_id": "Centipede-v5", "env_backend": "gymnasium", "max_episode_steps": 40}
+GAMES |= {"cuda": False, "compile": False}
+
+ATARI_SCRIPT = Script(
+    name="ppo_atari",
+    parent="ppo",
+    tiny=GAMES,
+    exact={
+        "Centipede": {"update_epochs": 2},
+        "Breakout": {"env_id": "Breakout-v5", "max_episode_steps": 27_000, "num_steps": 128}
+        | {"total_timesteps": 1280, "shared_network": False},
+    },
+    inexact={
+        "sticky actions": {"repeat_action_probability": 0.25},
+        "EnvPool": {"env_backend": "envpool"},
+    },
+    poisoned=None,
+    own=None,
+    wrong_env={"HalfCheetah-v4": ["HalfCheetah-v4", "no Atari game"]},
+    by_hand=None,
+    reset_rows=True,
+    details={name: code for name, code in CORE.items() if name != "C13"} | ATARI,
+    lines=860,  # the design has 820, 450 and 260
+    loop_before=450,
+    plumbing=305,
+    changed=560,
+    different={
+        "Args": "the flags of the details",
+        "layer_init": "convolutions",
+        "Agent.__init__": "Nature CNN",
+        "Agent.draw_noise": "one linear layer is the head",
+        "Agent.act": "log-probabilities and values too, which are dear",
+        "Agent.evaluate_actions": "one network for policy and value",
+        "train: set-up": "a rollout on the device; EnvPool's seed; reset rows",
+        "train: rollout": "reset rows, whole games",
+        "train: advantages": "values of the rollout; the next row holds what followed",
+        "train: update": "reset rows, compilation",
+        "train: log": "reset rows",
+        "train: checkpoint": "reset rows",
+        "parse_args": "free flags: compile, env_threads",
+        "check_args": "flags of games, EnvPool, bf16",
+        "make_env": "wrappers of games",
+        "make_envs": "EnvPool",
+        "env_states": "of the emulator",
+        "restore_envs": "of the emulator",
+        "provenance": "versions of ale-py and EnvPool",
+        "evaluate": "whole games side by side",
+    },
+    zero=ZERO | {"repeat_action_probability"},
+    bad_flags={"--env-backend async": ["--env-backend"]},
+    free=FREE | {"compile", "env_threads"},
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
+LSTM_SCRIPT = Script(
+    name="ppo_lstm",
+    parent="ppo_atari",
+    tiny={"env_id": "CartPole-v1", "cuda": False, "compile": False} | TINY,
+    exact={
+        "CartPole": {},
+        "MountainCar": {"env_id": "MountainCar-v0"} | LONG,
+        "Breakout": GAMES | {"env_id": "Breakout-v5", "frame_stack": 4},
+        "Acrobot": {"env_id": "Acrobot-v1", "mask_velocity": True} | LONG,
+    },
+    inexact={
+        "no time limit": {"env_id": "EndlessCartPole-v0"},
+        "changed": {"env_id": "ChangedCartPole-v0"},
+        "LunarLander": {"env_id": "LunarLander-v3"} | LONG,
+        "EnvPool": GAMES | {"env_backend": "envpool"},
+    },
+    poisoned={"env_id": "PoisonedDiscrete-v0"},
+    own={"env_id": "OwnDiscrete-v0"},
+    wrong_env={
+        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "Discrete"],
+        "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vectors"],
+        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
+    },
+    by_hand=None,
+    whole_sequences=True,
+    reset_rows=True,
+    details=ATARI_SCRIPT.details | LSTM,
+    lines=985,  # the design has 900, 500 and 280
+    loop_before=500,
+    plumbing=340,
+    changed=285,
+    different={
+        "Args": "memory, hidden velocities",
+        "Agent.__init__": "LSTM, vectors",
+        "Agent.forward": "of hidden states",
+        "Agent.act": "LSTM",
+        "Agent.evaluate_actions": "of hidden states",
+        "minibatch_loss": "of hidden states",
+        "train: set-up": "LSTM state",
+        "train: rollout": "LSTM state",
+        "train: advantages": "LSTM state",
+        "train: update": "sequences",
+        "train: checkpoint": "LSTM state",
+        "check_args": "vectors, minibatches of whole environments",
+        "game_name": "vectors",
+        "make_env": "vectors",
+        "make_envs": "vectors",
+        "env_states": "classic control",
+        "restore_envs": "classic control",
+        "compiled": "of the encoder too",
+        "evaluate": "LSTM state",
+    },
+    zero=ATARI_SCRIPT.zero,
+    bad_flags=ATARI_SCRIPT.bad_flags,
+    free=ATARI_SCRIPT.free,
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
+SCRIPTS = {script.name: script for script in (PPO, MUJOCO, ATARI_SCRIPT, LSTM_SCRIPT)}
 
 
 def source_blocks(source: str) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time limits, EnvPool."""
 
 import copy
+import shutil
+import zlib
 
 import cv2
 import gymnasium as gym
@@ -9,7 +11,6 @@ import pytest
 import torch
 
 import ppo_atari as ppo
-import ppo_lstm
 
 
 class Game(gym.Env):
@@ -22,8 +23,15 @@ class Game(gym.Env):
     action_space = gym.spaces.Discrete(4)
     observation_space = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
 
-    def __init__(self, lives: list, rewards: list | None = None, limit: int = 10**9, fire: bool = True):
-        self.lives, self.rewards, self.limit, self.fire = lives, rewards or [1.0] * len(lives), limit, fire
+    def __init__(
+        self, lives: list, rewards: list | None = None, limit: int = 10**9, fire: bool = True
+    ):
+        self.lives, self.rewards, self.limit, self.fire = (
+            lives,
+            rewards or [1.0] * len(lives),
+            limit,
+            fire,
+        )
         self.actions = []
 
     def get_action_meanings(self):
@@ -42,7 +50,20 @@ class Game(gym.Env):
         self.actions[-1].append(int(action))
         self.k += 1
         over, cut = self.k == len(self.lives) - 1, self.k == self.limit
-        return self.frame(), self.rewards[self.k], over, cut and not over, {"lives": self.lives[self.k]}
+        return (
+            self.frame(),
+            self.rewards[self.k],
+            over,
+            cut and not over,
+            {"lives": self.lives[self.k]},
+        )
+
+
+def make_agent(args: ppo.Args) -> ppo.Agent:
+    """An agent of four actions."""
+    obs_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    agent = ppo.Agent(obs_space, gym.spaces.Discrete(4), args)
+    return agent.to(memory_format=torch.channels_last)
 
 
 def pixels(obs: np.ndarray) -> list[int]:
@@ -61,7 +82,9 @@ def test_noop_reset_does_nothing_for_1_to_noop_max_frames():
     lengths = [len(actions) for actions in game.actions]
     assert {action for actions in game.actions for action in actions} == {0}
     counts = np.bincount(lengths)
-    assert len(counts) == 6 and counts[0] == 0 and counts[1:].min() > 30  # uniform over 1..5: 60 each
+    assert (
+        len(counts) == 6 and counts[0] == 0 and counts[1:].min() > 30
+    )  # uniform over 1..5: 60 each
 
 
 def test_noop_reset_goes_on_in_a_new_game_if_the_first_one_ends():
@@ -82,7 +105,9 @@ class Flicker(Game):
         return frame
 
 
-@pytest.mark.parametrize("skip, left, right", [(4, 103, 104), (3, 103, 102), (2, 101, 102), (1, 101, 0)])
+@pytest.mark.parametrize(
+    "skip, left, right", [(4, 103, 104), (3, 103, 102), (2, 101, 102), (1, 101, 0)]
+)
 def test_max_and_skip_takes_the_maximum_of_the_last_two_frames_and_adds_rewards(skip, left, right):
     game = Flicker([1] * 20, rewards=[0, 1, 2, 4, 8, 16, 32] + [0] * 13)
     env = ppo.MaxAndSkip(game, skip)
@@ -124,7 +149,12 @@ def test_a_lost_life_ends_the_episode_and_goes_on_without_a_reset():
     *_, terminated, _, info = env.step(2)
     assert terminated and info["terminated"]  # game over
     obs, info = env.reset()
-    assert len(game.actions) == 2 and game.actions[1] == [] and obs[0, 0, 0] == 10 and info["reward"] == 0
+    assert (
+        len(game.actions) == 2
+        and game.actions[1] == []
+        and obs[0, 0, 0] == 10
+        and info["reward"] == 0
+    )
 
 
 def test_the_last_life_ends_with_the_game_not_before():
@@ -146,7 +176,11 @@ def test_a_game_that_ends_while_doing_nothing_is_reset():
     assert not env.reset()[1]["terminated"]
     assert env.step(0)[2]
     obs, info = env.reset()
-    assert len(game.actions) == 2 and obs[0, 0, 0] == 10 and info == {"lives": 2, "terminated": True, "reward": 5}
+    assert (
+        len(game.actions) == 2
+        and obs[0, 0, 0] == 10
+        and info == {"lives": 2, "terminated": True, "reward": 5}
+    )
     assert env.step(0)[2]  # the lives of the new game count
 
 
@@ -172,7 +206,12 @@ def test_fire_reset_presses_fire_and_the_third_action_and_keeps_their_rewards():
     game = Game([1] * 20, rewards=[0, 3, 5] + [0] * 17)
     env = ppo.FireReset(ppo.EpisodicLife(game, True))
     obs, info = env.reset()
-    assert game.actions == [[1, 2]] and obs[0, 0, 0] == 2 and info["reward"] == 8 and not info["terminated"]
+    assert (
+        game.actions == [[1, 2]]
+        and obs[0, 0, 0] == 2
+        and info["reward"] == 8
+        and not info["terminated"]
+    )
 
 
 def test_fire_reset_returns_the_frame_of_the_new_game_if_the_old_one_ends():
@@ -200,14 +239,19 @@ def test_warp_frame_is_gray_by_luma_then_averaged_over_pixel_areas():
     expected = rows @ gray @ columns.T
     assert warped.shape == (84, 84) and warped.dtype == np.uint8
     assert np.abs(warped - expected).max() <= 1.01  # both steps round
-    resized_first = cv2.cvtColor(cv2.resize(frame, (84, 84), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+    resized_first = cv2.cvtColor(
+        cv2.resize(frame, (84, 84), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY
+    )
     assert (resized_first != warped).any()  # the order matters
 
 
 def weights_of_area(n: int) -> np.ndarray:
     """(84, n): the share of each input pixel's length in each of 84 output pixels."""
     edges = np.linspace(0, n, 85)
-    left, right = np.maximum(edges[:-1, None], np.arange(n)), np.minimum(edges[1:, None], np.arange(n) + 1)
+    left, right = (
+        np.maximum(edges[:-1, None], np.arange(n)),
+        np.minimum(edges[1:, None], np.arange(n) + 1),
+    )
     return (right - left).clip(0) / (n / 84)
 
 
@@ -229,7 +273,11 @@ def test_frame_stack_starts_black_and_keeps_the_last_frames():
     assert pixels(first) == [0, 0, 0, 10] and first.shape == env.observation_space.shape
     seen = [env.step(0)[0] for _ in range(5)]
     assert pixels(first) == [0, 0, 0, 10]  # what was returned does not change
-    assert [pixels(obs) for obs in seen[2:]] == [[10, 11, 12, 13], [11, 12, 13, 14], [12, 13, 14, 15]]
+    assert [pixels(obs) for obs in seen[2:]] == [
+        [10, 11, 12, 13],
+        [11, 12, 13, 14],
+        [12, 13, 14, 15],
+    ]
     assert pixels(env.reset()[0]) == [0, 0, 0, 20]
 
 
@@ -239,12 +287,19 @@ def test_wrappers_stand_in_the_order_of_baselines(tiny_atari):
         names.append(type(env).__name__)
         env = env.env
     ours = [name for name in names if name not in ("OrderEnforcing", "PassiveEnvChecker")]
-    assert ours == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
+    assert (
+        ours
+        == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
+    )
 
 
 @pytest.mark.parametrize(
     "changes, missing",
-    [({"noop_max": 0}, "NoopReset"), ({"fire_reset": False}, "FireReset"), ({"env_id": "MsPacman"}, "FireReset")],
+    [
+        ({"noop_max": 0}, "NoopReset"),
+        ({"fire_reset": False}, "FireReset"),
+        ({"env_id": "MsPacman"}, "FireReset"),
+    ],
 )
 def test_wrappers_that_are_off_or_useless_are_left_out(changes, missing, tiny_atari):
     env, names = ppo.make_env(tiny_atari(**({"env_id": "Breakout"} | changes))), []
@@ -259,8 +314,12 @@ def play(env_or_envs, actions: list[int], vector: bool) -> list[tuple]:
     """(last frame, reward, terminated) of each step up to the first end."""
     result = []
     for action in actions:
-        obs, reward, terminated, *_ = env_or_envs.step(np.array([action], np.int32) if vector else action)
-        obs, reward, terminated = (obs[0], reward[0], terminated[0]) if vector else (obs, reward, terminated)
+        obs, reward, terminated, *_ = env_or_envs.step(
+            np.array([action], np.int32) if vector else action
+        )
+        obs, reward, terminated = (
+            (obs[0], reward[0], terminated[0]) if vector else (obs, reward, terminated)
+        )
         result.append((obs[-1], float(reward), bool(terminated)))
         if terminated:
             break
@@ -281,10 +340,18 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
             obs, reward, terminated, truncated, info = self.env.step(action)
             frames.append(cv2.cvtColor(obs, cv2.COLOR_RGB2GRAY))
             total += reward
-        return np.repeat(np.max(frames[-2:], 0)[..., None], 3, 2), total, terminated, truncated, info
+        return (
+            np.repeat(np.max(frames[-2:], 0)[..., None], 3, 2),
+            total,
+            terminated,
+            truncated,
+            info,
+        )
 
     args = tiny_atari(env_id=env_id, num_envs=1, noop_max=1)
-    actions = np.random.default_rng(0).choice([0] + [1] * 12, 300).tolist()  # 1: up, where the rewards are
+    actions = (
+        np.random.default_rng(0).choice([0] + [1] * 12, 300).tolist()
+    )  # 1: up, where the rewards are
     games = []
     for patched in (False, True):
         if patched:
@@ -294,13 +361,20 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
         games.append(play(env, actions, vector=False))
     envs = ppo.make_envs(ppo.replace(args, env_backend="envpool"), tmp_path, 1)
     first_envpool = envs.reset()[0][0]
-    assert (first[:3] == 0).all() and (first_envpool == first[3]).all()  # EnvPool repeats the first frame
+    assert (first[:3] == 0).all() and (
+        first_envpool == first[3]
+    ).all()  # EnvPool repeats the first frame
     theirs = play(envs, actions, vector=True)
     baselines, gray_first = games
-    assert [step[1:] for step in baselines] == [step[1:] for step in theirs] and sum(step[1] for step in theirs) > 0
+    assert [step[1:] for step in baselines] == [step[1:] for step in theirs] and sum(
+        step[1] for step in theirs
+    ) > 0
     assert all((mine[0] == other[0]).all() for mine, other in zip(gray_first, theirs, strict=True))
     differences = [np.abs(mine[0].astype(int) - other[0]) for mine, other in zip(baselines, theirs)]
-    assert 0 < max(d.max() for d in differences) < 64 and np.mean([(d > 0).mean() for d in differences]) < 0.02
+    assert (
+        0 < max(d.max() for d in differences) < 64
+        and np.mean([(d > 0).mean() for d in differences]) < 0.02
+    )
 
 
 @pytest.mark.parametrize("env_id, lives", [("Breakout", 5), ("Pong", 0)])
@@ -318,7 +392,11 @@ def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_ata
             obs, info = env.reset()
             total += info["reward"]
             assert (obs[:3] == 0).all() and obs[3].any()
-    assert [left for _, left in ends] == list(range(lives - 1, -1, -1)) if lives else ends == [(True, 0)]
+    assert (
+        [left for _, left in ends] == list(range(lives - 1, -1, -1))
+        if lives
+        else ends == [(True, 0)]
+    )
     assert total in range(-21, -15) if env_id == "Pong" else 0 <= total < 12
 
 
@@ -333,24 +411,29 @@ def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
         obs, reward, terminated, truncated, infos = envs.step(actions)
         if copied:
             other = copies.step(actions)
-            assert (obs == other[0]).all() and (reward == other[1]).all() and (terminated == other[2]).all()
+            assert (
+                (obs == other[0]).all()
+                and (reward == other[1]).all()
+                and (terminated == other[2]).all()
+            )
             assert (infos["lives"] == other[4]["lives"]).all()
             ends += terminated.sum()
         if t == 100:
             torch.save(ppo.env_states(envs), tmp_path / "state.pt")
-            ppo.env_states(copies, torch.load(tmp_path / "state.pt", weights_only=True))
-            copies._autoreset_envs = terminated | truncated
+            states = torch.load(tmp_path / "state.pt", weights_only=True)
+            assert ppo.restore_envs(copies, states)
             copied = True
     assert ends >= 6  # lives were lost and games reset along the way
     sticky = ppo.make_envs(tiny_atari(repeat_action_probability=0.25), tmp_path, 1)
-    assert ppo.env_states(sticky) is None
+    sticky.reset(seed=1)
+    assert ppo.env_states(sticky) is None and not ppo.restore_envs(sticky, None)
 
 
 # -- the loop on both backends --
 @pytest.fixture
 def recorded(monkeypatch):
     """What every step of the training environments returned: a list of (reward, terminated, truncated, infos)."""
-    steps, make_envs = [], ppo.make_envs  # of ppo_lstm.py the same text
+    steps, make_envs = [], ppo.make_envs
 
     def make_recorded(*args):
         envs = make_envs(*args)
@@ -364,27 +447,36 @@ def recorded(monkeypatch):
         envs.step = recorded_step
         return envs
 
-    for module in (ppo, ppo_lstm):
-        monkeypatch.setattr(module, "make_envs", make_recorded)
+    monkeypatch.setattr(ppo, "make_envs", make_recorded)
     return steps
 
 
 backends = pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
 
 
+def valid_of(dones: np.ndarray) -> np.ndarray:
+    """(T, N) of the first rollout: False where a step resets, after the end of an episode."""
+    valid = np.ones(dones.shape, bool)
+    valid[1:] = dones[:-1] == 0
+    return valid
+
+
 @backends
 @pytest.mark.parametrize("limit", [27_000, 60])
-@pytest.mark.parametrize("module", [ppo, ppo_lstm])
 def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
-    module, env_backend, limit, recorded, run_atari, run_lstm, read_episodes, spy
+    env_backend, limit, recorded, run_atari, read_episodes, spy
 ):
     """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    updates, gae_calls = spy(module, "update"), spy(module, "gae")
-    size = {"num_steps": 128, "total_timesteps": 128 * 2 * 4, "num_minibatches": 1, "update_epochs": 1}
-    run = {ppo: run_atari, ppo_lstm: run_lstm}[module]
-    result = run(env_id="Breakout", num_envs=2, env_backend=env_backend, max_episode_steps=limit, **size)
+    gae_calls = spy(ppo, "gae")
+    size = {
+        "num_steps": 128,
+        "total_timesteps": 128 * 2 * 4,
+        "num_minibatches": 1,
+        "update_epochs": 1,
+    }
+    result = run_atari(env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size)
     expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
     for reward, terminated, truncated, infos in recorded:
         step += reset.count(False)
@@ -400,16 +492,16 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     assert read_episodes(result["run_dir"]) == expected and len(expected) > 3
     assert result["global_step"] == step < 1024
     longest = max(length for *_, length in expected)
-    assert limit == 27_000 or limit - 12 <= longest <= limit  # no-ops and FIRE are frames without the agent
+    assert (
+        limit == 27_000 or limit - 12 <= longest <= limit
+    )  # no-ops and FIRE are frames without the agent
     lives_lost = sum(terminated.sum() for _, terminated, *_ in recorded)
     assert lives_lost > (len(expected) if limit == 27_000 else 5)
     # a lost life cuts the bootstrap, a time limit only the trace
     terminations, dones = (np.concatenate([call[0][i] for call in gae_calls]) for i in (3, 4))
     cut = sum((truncated & ~terminated).sum() for _, terminated, truncated, _ in recorded)
     assert dones.sum() - terminations.sum() == cut and (cut > 3) == (limit == 60)
-    batches = [next(a for a in call[0] if isinstance(a, dict) and "valid" in a) for call in updates]
-    valid = np.concatenate([batch["valid"].reshape(128, 2) for batch in batches])
-    assert (valid[1:] == 1 - dones[:-1]).all() and valid[0].all() and valid.sum() == step
+    assert valid_of(dones).sum() == step
 
 
 @backends
@@ -418,7 +510,11 @@ def test_returns_are_unclipped(env_backend, recorded, run_atari, read_episodes):
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     result = run_atari(
-        env_id="MsPacman", env_backend=env_backend, max_episode_steps=120, num_steps=128, total_timesteps=512
+        env_id="MsPacman",
+        env_backend=env_backend,
+        max_episode_steps=120,
+        num_steps=128,
+        total_timesteps=512,
     )
     returns = [value for _, value, _ in read_episodes(result["run_dir"])]
     assert len(returns) >= 2 and min(returns) >= 10 and all(value % 10 == 0 for value in returns)
@@ -426,56 +522,70 @@ def test_returns_are_unclipped(env_backend, recorded, run_atari, read_episodes):
 
 
 @backends
-def test_what_a_reset_row_holds_changes_nothing(env_backend, run_atari, spy):
+def test_reset_rows_are_no_samples(env_backend, run_atari, spy):
+    """Every epoch has each real step once or, in place of a reset, twice, and no reset; by their advantages."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    updates = spy(ppo, "update")
-    run_atari(env_backend=env_backend, num_steps=128, total_timesteps=256, num_minibatches=1, update_epochs=1)
-    (agent, adam, batch, *rest), _ = updates[0]
-    row = batch["valid"] == 0
-    assert 2 < row.sum() < 40
-    other = {name: tensor.clone() for name, tensor in batch.items()}
-    other["obs"][row] = torch.randint(0, 256, other["obs"][row].shape, dtype=torch.uint8)
-    other["actions"][row] = 3 - other["actions"][row]
-    for name in ("logprobs", "values", "advantages", "returns"):
-        other[name][row] += 3.0
-    results = []
-    for data in (batch, other):
-        copied = copy.deepcopy((agent, adam))
-        stats = ppo.update(*copied, data, *rest)
-        results.append((stats, torch.cat([p.detach().flatten() for p in copied[0].parameters()])))
-    (stats, weights), (other_stats, other_weights) = results
-    torch.testing.assert_close(other_stats, stats, rtol=1e-5, atol=1e-6)
-    start = torch.cat([p.detach().flatten() for p in agent.parameters()])
-    assert (other_weights - weights).abs().max() < 1e-2 * (weights - start).abs().max()
+    losses, gae_calls = spy(ppo, "minibatch_loss"), spy(ppo, "gae")
+    run_atari(env_backend=env_backend, num_steps=128, total_timesteps=256)
+    ((_, values, _, _, dones, *_), advantages) = gae_calls[0]
+    valid = valid_of(dones)
+    real, resets = advantages[valid], advantages[~valid]
+    assert 2 < len(resets) < 40 and len(set(real)) > 0.9 * len(real)
+    orders = []
+    for epoch in (losses[:2], losses[2:]):
+        assert [len(inputs[1]["values"]) for inputs, _ in epoch] == [128, 128]
+        mb = {
+            name: np.concatenate([inputs[1][name] for inputs, _ in epoch])
+            for name in ("advantages", "values")
+        }
+        orders.append(mb["advantages"])
+        assert set(mb["advantages"]) == set(real) and not set(resets) - set(real) & set(
+            mb["advantages"]
+        )
+        counts = {a: list(real).count(a) for a in set(real)}
+        assert all(n <= list(mb["advantages"]).count(a) <= 2 * n for a, n in counts.items())
+        at = {(a, v) for a, v in zip(advantages.ravel(), values.ravel())}
+        assert set(zip(mb["advantages"], mb["values"])) <= at
+    assert (orders[0] != orders[1]).any()
+
+
+def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari, spy):
+    losses = spy(ppo, "minibatch_loss")
+    run_atari(max_episode_steps=1, noop_max=0, fire_reset=False, num_steps=3, total_timesteps=12)
+    assert [len(inputs[1]["values"]) for inputs, _ in losses] == [3, 3] * 4
+    assert (torch.stack([inputs[1]["logprobs"] for inputs, _ in losses]) < 0).all()
 
 
 @backends
-def test_first_minibatch_has_ratio_one(env_backend, run_atari, spy):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_first_minibatch_has_ratio_one(env_backend, bf16, run_atari, spy):
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    updates = spy(ppo, "update")
-    run_atari(env_backend=env_backend, ortho_init=False, learning_rate=0.01)
-    stats = np.array([result.numpy() for _, result in updates])
-    assert abs(stats[0, 3]) < 1e-5 and abs(stats[0, 4]) < 1e-6 and stats[0, 5] == 0
-    assert stats[1, 4] > 1e-5  # one step later the policy has moved
+    losses = spy(ppo, "minibatch_loss")
+    run_atari(env_backend=env_backend, ortho_init=False, learning_rate=0.01, bf16=bf16)
+    first, second = (stats for _, (_, stats) in losses[:2])
+    scale = 1000 if bf16 else 1  # other sizes of batches, other sums
+    assert abs(first["old_approx_kl"]) < 1e-5 * scale and abs(first["approx_kl"]) < 1e-6 * scale
+    assert (
+        first["clipfrac"] == 0 and second["approx_kl"] > 1e-5
+    )  # one step later the policy has moved
 
 
 def test_next_values_are_those_of_the_states_that_followed(run_atari, spy):
     """With a new time limit every 20 steps: the row after the limit holds the state that it cut off."""
-    updates, gae_calls = spy(ppo, "update"), spy(ppo, "gae")
-    size = {"num_steps": 64, "total_timesteps": 128, "num_minibatches": 1, "update_epochs": 1}
-    run_atari(max_episode_steps=20, ortho_init=False, **size)
-    (agent, _, batch, *_), _ = updates[0]
+    acts, gae_calls = spy(ppo.Agent, "act"), spy(ppo, "gae")
+    run_atari(max_episode_steps=20, ortho_init=False, num_steps=64, total_timesteps=128)
+    agent, obs = acts[0][0][0], torch.stack([inputs[1] for inputs, _ in acts])  # (64, 2, 4, 84, 84)
     (_, values, next_values, terminations, dones, *_), _ = gae_calls[0]
     with torch.no_grad():
-        truth = agent(batch["obs"])[1].reshape(64, 2).numpy()
+        truth = agent(obs.flatten(0, 1))[1].reshape(64, 2).numpy()
     np.testing.assert_allclose(values, truth, atol=1e-5)
     np.testing.assert_allclose(next_values[:-1], truth[1:], atol=1e-5)
-    obs, cuts = batch["obs"].reshape(64, 2, 4, 84, 84), np.argwhere((dones - terminations)[:-1] == 1)
+    cuts = np.argwhere((dones - terminations)[:-1] == 1)
     assert len(cuts) >= 4
     for t, n in cuts:  # the row after the limit goes on from the state before it: no reset yet
-        assert (obs[t + 1, n, :3] == obs[t, n, 1:]).all() and batch["valid"].reshape(64, 2)[t + 1, n] == 0
+        assert (obs[t + 1, n, :3] == obs[t, n, 1:]).all() and not valid_of(dones)[t + 1, n]
 
 
 def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari, spy):
@@ -488,7 +598,7 @@ def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari, spy):
 # -- agent --
 def test_network_is_nature_cnn_with_published_scales(tiny_atari):
     torch.manual_seed(0)
-    agent = ppo.Agent(4, tiny_atari())
+    agent = make_agent(tiny_atari())
     shapes = [tuple(p.shape) for p in agent.parameters()]
     convolutions = [(32, 4, 8, 8), (32,), (64, 32, 4, 4), (64,), (64, 64, 3, 3), (64,)]
     assert shapes == convolutions + [(512, 3136), (512,), (4, 512), (4,), (1, 512), (1,)]
@@ -502,7 +612,7 @@ def test_network_is_nature_cnn_with_published_scales(tiny_atari):
 
 def test_forward_is_the_network_by_hand(tiny_atari):
     torch.manual_seed(0)
-    agent = ppo.Agent(4, tiny_atari(ortho_init=False))
+    agent = make_agent(tiny_atari(ortho_init=False))
     obs = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
     conv1, conv2, conv3, linear = [m for m in agent.network if hasattr(m, "weight")]
     x = obs.float() / 255
@@ -510,13 +620,17 @@ def test_forward_is_the_network_by_hand(tiny_atari):
         x = torch.nn.functional.conv2d(x, conv.weight, conv.bias, stride).relu()
     hidden = (x.permute(0, 2, 3, 1).flatten(1) @ linear.weight.T + linear.bias).relu()
     logits, value = agent(obs)
-    torch.testing.assert_close(logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4
+    )
     assert logits.shape == (3, 4) and value.shape == (3,)
 
 
 def test_two_networks_share_nothing(tiny_atari):
-    agent = ppo.Agent(4, tiny_atari(shared_network=False))
+    agent = make_agent(tiny_atari(shared_network=False))
     logits, value = agent(torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8))
     value.sum().backward(retain_graph=True)
     assert all(p.grad is None for p in [*agent.network.parameters(), *agent.actor.parameters()])
@@ -526,7 +640,7 @@ def test_two_networks_share_nothing(tiny_atari):
 
 def test_actions_are_drawn_with_the_probabilities_of_the_policy(tiny_atari):
     torch.manual_seed(1)
-    agent = ppo.Agent(4, tiny_atari(ortho_init=False))
+    agent = make_agent(tiny_atari(ortho_init=False))
     obs = torch.randint(0, 256, (1, 4, 84, 84), dtype=torch.uint8)
     with torch.no_grad():
         agent.actor.bias += torch.tensor([0.0, 1.0, 2.0, -1.0])
@@ -546,8 +660,11 @@ def test_actions_are_drawn_with_the_probabilities_of_the_policy(tiny_atari):
 
 def test_log_probability_and_entropy_are_those_of_the_categorical(tiny_atari):
     torch.manual_seed(1)
-    agent = ppo.Agent(4, tiny_atari(ortho_init=False))
-    obs, action = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8), torch.tensor([0, 1, 2, 3, 1])
+    agent = make_agent(tiny_atari(ortho_init=False))
+    obs, action = (
+        torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8),
+        torch.tensor([0, 1, 2, 3, 1]),
+    )
     with torch.no_grad():
         logprob, entropy, value = agent.evaluate_actions(obs, action)
         p = agent(obs)[0].double().softmax(1).numpy()
@@ -557,8 +674,8 @@ def test_log_probability_and_entropy_are_those_of_the_categorical(tiny_atari):
 
 def test_bf16_stays_inside_the_network(tiny_atari):
     torch.manual_seed(0)
-    agent = ppo.Agent(4, tiny_atari(bf16=True))
-    plain = ppo.Agent(4, tiny_atari())
+    agent = make_agent(tiny_atari(bf16=True))
+    plain = make_agent(tiny_atari())
     plain.load_state_dict(agent.state_dict())
     obs = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
     logprob, entropy, value = agent.evaluate_actions(obs, torch.zeros(16, dtype=torch.long))
@@ -571,15 +688,17 @@ def test_bf16_stays_inside_the_network(tiny_atari):
 
 
 def test_observations_stay_uint8(run_atari, spy):
-    updates = spy(ppo, "update")
+    losses = spy(ppo, "minibatch_loss")
     run_atari()
-    (_, _, batch, *_), _ = updates[0]
-    assert batch["obs"].dtype == torch.uint8 and batch["obs"].shape == (32, 4, 84, 84)
+    obs = losses[0][0][1]["obs"]
+    assert obs.dtype == torch.uint8 and obs.shape == (16, 4, 84, 84)
+    assert obs.is_contiguous(memory_format=torch.channels_last)
 
 
 # -- game names --
 @pytest.mark.parametrize(
-    "env_id", ["Breakout", "Breakout-v5", "Breakout-v4", "ALE/Breakout-v5", "BreakoutNoFrameskip-v4"]
+    "env_id",
+    ["Breakout", "Breakout-v5", "Breakout-v4", "ALE/Breakout-v5", "BreakoutNoFrameskip-v4"],
 )
 def test_usual_names_of_a_game(env_id):
     assert ppo.game_name(env_id) == "Breakout"
@@ -587,10 +706,15 @@ def test_usual_names_of_a_game(env_id):
 
 @pytest.mark.parametrize(
     "env_id, words",
-    [("Brekout-v5", "Breakout"), ("pong", "Pong"), ("HalfCheetah-v4", "no Atari game"), ("", "no Atari game")],
+    [
+        ("Brekout-v5", "Breakout"),
+        ("pong", "Pong"),
+        ("HalfCheetah-v4", "no Atari game"),
+        ("", "no Atari game"),
+    ],
 )
 def test_unknown_games_are_named(env_id, words):
-    with pytest.raises(SystemExit) as error:
+    with pytest.raises(ppo.UserError) as error:
         ppo.game_name(env_id)
     assert env_id in str(error.value) and words in str(error.value) and "\n" not in str(error.value)
 
@@ -604,38 +728,226 @@ def test_every_game_of_envpool_has_a_name_of_ours(tiny_atari, tmp_path):
     theirs = {name.replace("_", "") for name in atari_game_list}
     assert len(theirs) > 50 and theirs <= ours
     for env_id in ("TicTacToe3D", "MsPacman"):
-        assert ppo.make_envs(tiny_atari(env_id=env_id, env_backend="envpool"), tmp_path, 1).num_envs == 2
+        assert (
+            ppo.make_envs(tiny_atari(env_id=env_id, env_backend="envpool"), tmp_path, 1).num_envs
+            == 2
+        )
+
+
+# -- checkpoints --
+def checkpoint_of(run_dir) -> dict:
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    for name in ("seconds", "episodes_size", "args"):
+        del checkpoint[name]
+    return checkpoint
+
+
+def digest(x):
+    """Something to compare by ==, to the bit."""
+    if isinstance(x, torch.Tensor):
+        return str(x.dtype), tuple(x.shape), zlib.crc32(x.contiguous().numpy().tobytes())
+    if isinstance(x, dict):
+        return {name: digest(value) for name, value in x.items()}
+    return [digest(value) for value in x] if isinstance(x, (list, tuple)) else x
+
+
+def test_resumed_run_is_bit_equal_to_one_never_stopped(
+    run_atari, monkeypatch, tmp_path, read_episodes
+):
+    """Stopped after each of the first three of five iterations, also when the next step resets a game."""
+    save = ppo.save_checkpoint
+
+    def save_and_copy(run_dir, checkpoint):
+        save(run_dir, checkpoint)
+        stopped = tmp_path / f"stopped{checkpoint['iteration']}"
+        if checkpoint["iteration"] < 4 and not stopped.exists():
+            shutil.copytree(run_dir, stopped)
+
+    monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
+    limit = {"max_episode_steps": 15, "noop_max": 1}  # with FIRE: ends with the first iteration
+    size = {"num_steps": 13, "num_minibatches": 2, "total_timesteps": 130, "checkpoint_seconds": 0}
+    run_dir = run_atari(**size, **limit)["run_dir"]
+    expected, episodes = digest(checkpoint_of(run_dir)), read_episodes(run_dir)
+    assert expected["iteration"] == 5 and expected["envs"] is not None and len(episodes) > 4
+    resets = []
+    for iteration in (1, 2, 3):
+        stopped = tmp_path / f"stopped{iteration}"
+        checkpoint = checkpoint_of(stopped)
+        resets += [state["resets"] for state in checkpoint["envs"]]
+        assert [state["resets"] for state in checkpoint["envs"]] == (
+            ~checkpoint["carried"][1]
+        ).tolist()
+        ppo.train(ppo.parse_args(["--resume", str(stopped)]))
+        assert digest(checkpoint_of(stopped)) == expected
+        assert read_episodes(stopped) == episodes
+    assert True in resets and False in resets
+
+
+@pytest.mark.parametrize(
+    "changes", [{"env_backend": "envpool"}, {"repeat_action_probability": 0.25}]
+)
+def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari, monkeypatch):
+    """With seeds of their own: the first rollout after it is none of those before."""
+    if "env_backend" in changes:
+        pytest.importorskip("envpool")
+    seeds, make_envs = [], ppo.make_envs
+    monkeypatch.setattr(ppo, "make_envs", lambda *args: seeds.append(args[2]) or make_envs(*args))
+    run_dir = run_atari(**changes)["run_dir"]
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    assert checkpoint["envs"] is None and checkpoint["iteration"] == 2
+    ppo.save_checkpoint(run_dir, checkpoint | {"iteration": 1})
+    ppo.train(ppo.parse_args(["--resume", str(run_dir)]))
+    assert seeds == [1, 3]
+
+
+def test_envpool_takes_its_seed_when_it_is_made(tiny_atari, tmp_path):
+    pytest.importorskip("envpool")
+    first = []
+    for seed in (1, 1, 3):
+        envs = ppo.make_envs(tiny_atari(env_backend="envpool", env_id="MsPacman"), tmp_path, seed)
+        frames = [envs.reset(seed=seed)[0]]
+        frames += [envs.step(np.ones(2, np.int32))[0] for _ in range(60)]
+        first.append(np.stack(frames))
+    assert (first[0] == first[1]).all() and (first[0] != first[2]).any()
+    assert (first[0][:, 0] != first[0][:, 1]).any()
+
+
+# -- evaluation --
+@backends
+def test_evaluation_of_breakout_ends_without_an_agent_that_presses_fire(
+    env_backend, run_atari, monkeypatch, recorded
+):
+    """The agent does nothing: five lives are lost, each after the FIRE of training, and count."""
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 4}
+    run_dir = run_atari(env_backend=env_backend, **size)["run_dir"]
+    recorded.clear()
+    nothing = lambda agent, obs, noise: (torch.zeros(len(obs)).long(),) * 3  # noqa: E731
+    monkeypatch.setattr(ppo.Agent, "act", nothing)
+    args = ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"])
+    returns = ppo.evaluate(args, run_dir)
+    totals, ends, over = np.zeros(2), np.zeros(2, int), np.zeros(2, bool)
+    for _, terminated, truncated, infos in recorded:
+        totals += infos["reward"] * ~over
+        ends += terminated & ~over
+        over |= infos["terminated"].astype(bool)
+        assert not truncated.any()
+    assert len(recorded) < 500 and over.all() and ends.tolist() == [5, 5]
+    assert returns == totals.tolist()
+
+
+@backends
+def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari, recorded):
+    if env_backend == "envpool":
+        pytest.importorskip("envpool")
+    size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 4}
+    flags = {"env_id": "MsPacman", "env_backend": env_backend, "max_episode_steps": 150}
+    run_dir = run_atari(**flags, **size)["run_dir"]
+    recorded.clear()
+    args = ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "3"])
+    returns = ppo.evaluate(args, run_dir)
+    assert len(recorded) <= 160 and len(returns) == 3
+    assert min(returns) >= 10 and all(value % 10 == 0 for value in returns)
+    assert returns == ppo.evaluate(args, run_dir)
+
+
+# -- flags --
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--env-backend envpool --noop-max 0", ["--noop-max (0)", "--env-backend gymnasium"]),
+        ("--env-backend envpool --frame-skip 1", ["--frame-skip (1)", "--env-backend gymnasium"]),
+        ("--capture-video", ["--capture-video", "--env-backend gymnasium"]),
+        ("--num-steps 1", ["--num-steps (1)"]),
+        ("--repeat-action-probability 1.5", ["--repeat-action-probability (1.5)"]),
+        ("--env-id Brekout", ["--env-id (Brekout)", "Breakout"]),
+        ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
+        ("--num-minibatches 3", ["--num-minibatches (3)", "8 * 128", "1024"]),
+        ("--noop-max -1", ["--noop-max (-1)"]),
+        ("--frame-stack 0", ["--frame-stack (0)"]),
+        ("--max-episode-steps 0", ["--max-episode-steps (0)"]),
+    ],
+)
+def test_flags_that_make_no_sense_are_named(flags, words, tmp_path):
+    with pytest.raises(ppo.UserError) as error:
+        ppo.parse_args(flags.split())
+    assert [word for word in words if word not in str(error.value)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_envpool_the_message_says_what_does(monkeypatch):
+    monkeypatch.setattr(ppo, "find_spec", lambda name: None)
+    with pytest.raises(ppo.UserError, match="EnvPool is not installed.*--env-backend gymnasium"):
+        ppo.parse_args([])
+
+
+@pytest.mark.parametrize(
+    "cpuinfo, said", [("avx2", True), ("avx512_bf16", False), ("amx_bf16", False)]
+)
+def test_a_processor_without_bf16_is_said(cpuinfo, said, monkeypatch, capsys):
+    monkeypatch.setattr(ppo.Path, "read_text", lambda path: cpuinfo)
+    monkeypatch.setattr(ppo.Path, "exists", lambda path: True)
+    ppo.parse_args(["--bf16", "--no-cuda"])
+    assert ("bf16" in capsys.readouterr().out) == said
+    ppo.parse_args(["--no-cuda"])
+    assert capsys.readouterr().out == ""
+
+
+def test_threads_of_envpool_are_the_cores_and_the_gpu_is_used_if_there_is_one():
+    args = ppo.Args()
+    assert args.env_threads == ppo.os.cpu_count()
+    assert args.cuda == args.compile == torch.cuda.is_available()
 
 
 # -- compiled and eager --
 @pytest.mark.parametrize("bf16, tolerance, share", [(False, 1e-6, 1e-3), (True, 1e-3, 0.3)])
 def test_compiled_and_eager_updates_agree(bf16, tolerance, share, tiny_atari):
-    """20 steps, a tenth of the rows invalid, both from the eager weights each time.
+    """Twenty minibatches, both with the same weights each time.
 
     On random images, left alone, a difference of 1e-8 grows to 1e-3 in 20 steps: Adam scales the smallest gradients up.
     """
     size, args = 64, tiny_atari(bf16=bf16)
     torch.manual_seed(0)
-    eager = ppo.Agent(4, args).to(memory_format=torch.channels_last)
-    batch = {"obs": torch.randint(0, 256, (size, 4, 84, 84), dtype=torch.uint8)}
-    batch |= {"actions": torch.randint(0, 4, (size,)), "valid": (torch.rand(size) > 0.1).float()}
+    agent = make_agent(args)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=args.adam_eps, fused=True)
+    batch = {"obs": torch.randint(0, 256, (size, 84, 84, 4), dtype=torch.uint8).permute(0, 3, 1, 2)}
+    batch |= {"actions": torch.randint(0, 4, (size,))}
     batch |= {name: torch.randn(size) for name in ("advantages", "returns", "values")}
     with torch.no_grad():
-        batch["logprobs"] = eager.evaluate_actions(batch["obs"], batch["actions"])[0]
-    num_params = sum(p.numel() for p in eager.parameters())
-    adam = {"exp_avg": torch.zeros(num_params), "exp_avg_sq": torch.zeros(num_params), "step": torch.zeros(())}
-    fast, fast_adam = copy.deepcopy((eager, adam))
-    [compiled] = ppo.compiled([ppo.update], torch.device("cpu"), [])
-    assert compiled is not ppo.update
-    flat = lambda agent: torch.cat([p.detach().flatten() for p in agent.parameters()])  # noqa: E731
-    lr, clip_coef = torch.tensor(2.5e-4), torch.tensor(0.1)
+        batch["logprobs"] = agent.evaluate_actions(batch["obs"], batch["actions"])[0]
+    example = {name: b[torch.arange(32)] for name, b in batch.items()}
+    clip_coef = torch.tensor(0.1)
+    fast = ppo.compiled(ppo.minibatch_loss, torch.device("cpu"), (agent, example, clip_coef, args))
+    assert fast is not ppo.minibatch_loss
     for _ in range(20):
-        start, mb_inds = flat(eager), torch.randperm(size)[:32]
-        stats = ppo.update(eager, adam, batch, mb_inds, lr, clip_coef, args)
-        fast_stats = compiled(fast, fast_adam, batch, mb_inds, lr, clip_coef, args)
-        torch.testing.assert_close(fast_stats, stats, rtol=max(share, 1e-2), atol=100 * tolerance)
-        difference = flat(fast) - flat(eager)
-        assert difference.abs().max() <= tolerance and difference.norm() <= share * (flat(eager) - start).norm()
-        fast.load_state_dict(eager.state_dict())
-        for name, tensor in adam.items():
-            fast_adam[name].copy_(tensor)
+        mb_inds, grads = torch.randperm(size)[:32], []
+        mb = {name: b[mb_inds] for name, b in batch.items()}
+        results = []
+        for function in (fast, ppo.minibatch_loss):
+            loss, stats = function(agent, mb, clip_coef, args)
+            optimizer.zero_grad()
+            loss.backward()
+            grads.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
+            results.append(
+                {name: stat.clone() for name, stat in stats.items()} | {"loss": loss.detach()}
+            )
+        for name, stat in results[1].items():
+            torch.testing.assert_close(
+                results[0][name], stat, rtol=max(share, 1e-2), atol=100 * tolerance
+            )
+        assert (grads[0] - grads[1]).norm() <= share * grads[1].norm()
+        optimizer.step()
+
+
+def test_what_cannot_be_compiled_runs_eagerly_and_says_so(run_atari, monkeypatch, capsys):
+    def fails(function, **options):
+        def graph(*inputs):
+            raise RuntimeError("no compiler\nand more")
+
+        return graph
+
+    monkeypatch.setattr(torch, "compile", fails)
+    run_atari(compile=True)
+    out = capsys.readouterr().out
+    assert out.count("runs eagerly: no compiler\n") == 1 and out.count("compiling takes") == 1

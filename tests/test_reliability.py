@@ -24,13 +24,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import ppg_procgen
-import ppo_atari
-import ppo_lstm
 import ppo_multidiscrete
 import ppo_procgen
 
-MODULES = (ppo_atari, ppo_lstm, ppo_multidiscrete, ppo_procgen, ppg_procgen)
-PATHS = ATARI, LSTM, MULTIDISCRETE, PROCGEN, PPG = [Path(module.__file__).resolve() for module in MODULES]
+MODULES = (ppo_multidiscrete, ppo_procgen, ppg_procgen)
+PATHS = MULTIDISCRETE, PROCGEN, PPG = [Path(module.__file__).resolve() for module in MODULES]
 needs_procgen = pytest.mark.skipif(find_spec("procgen") is None, reason="procgen-mirror is not installed")
 SMALL = "--num-envs 2 --num-minibatches 4 --update-epochs 2 --eval-episodes 0 --num-steps 256 --total-timesteps 5120"
 
@@ -147,33 +145,6 @@ FIVE_KILLS = [
     ("rollout", 2 * 128 + 50, ["--checkpoint-every", "1"]),
     ("after renaming", 2, ["--checkpoint-every", "1"]),
 ]
-GAMES_KILLS = {  # lives are lost and games end in most of the 10 iterations of 128 steps
-    "atari, five kills": (ATARI, ["--no-compile", "--checkpoint-every", "2"], FIVE_KILLS),
-    "atari, compiled": (ATARI, ["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
-    "lstm, five kills": (LSTM, ["--no-compile", "--checkpoint-every", "2"], FIVE_KILLS),
-    "lstm, compiled": (LSTM, ["--compile", "--checkpoint-every", "3"], [("rollout", 4 * 128 + 9, [])]),
-    "lstm, vectors": (
-        LSTM,
-        ["--env-id", "CartPole-v1", "--mask-velocity", "--no-compile", "--checkpoint-every", "2"],
-        FIVE_KILLS,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", GAMES_KILLS)
-def test_killed_and_resumed_game_is_never_stopped(case, uninterrupted, read_episodes):
-    path, options, kills = GAMES_KILLS[case]
-    small = "--env-backend gymnasium --no-cuda --num-envs 2 --num-steps 128 --num-minibatches 2 --update-epochs 1"
-    flags = [*small.split(), "--eval-episodes", "0", "--total-timesteps", "2560", *options]
-    start = flags
-    for where, n, resume_options in kills:
-        run_dir = killed(where, n, *start, *resume_options, path=path)
-        start = ["--resume", str(run_dir), "--eval-episodes", "0"]
-    done = script(*start, path=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same_run(the_run(), uninterrupted(*flags, path=path), read_episodes)
-
-
 MULTIDISCRETE_KILLS = {  # poles fall and games end in most of the 10 iterations; each calls normalize_obs once a step
     "cartpole, five kills": (
         "CartPole-v1 --no-compile --checkpoint-every 2 --num-steps 128 --total-timesteps 2560",
@@ -297,7 +268,10 @@ def start():
 
 @pytest.mark.parametrize(
     "path, env_id, signum",
-    [(LSTM, "CartPole-v1 --num-minibatches 2", signal.SIGINT), (MULTIDISCRETE, "CartPole-v1", signal.SIGTERM)],
+    [
+        (MULTIDISCRETE, "CartPole-v1 --num-minibatches 2", signal.SIGINT),
+        (MULTIDISCRETE, "CartPole-v1", signal.SIGTERM),
+    ],
 )
 def test_signal_finishes_the_iteration_and_the_run_can_go_on(path, env_id, signum, start, uninterrupted, read_episodes):
     flags = [*SMALL.split(), "--env-id", *env_id.split(), "--no-compile", "--checkpoint-every", "2"]
@@ -398,43 +372,6 @@ IMAGE = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 gym.register("Unbounded-v0", Spaces, kwargs={"observation_space": UNIT_BOX, "action_space": UNBOUNDED})
 gym.register("Images-v0", Spaces, kwargs={"observation_space": IMAGE, "action_space": UNIT_BOX})
 
-ATARI_BAD_FLAGS = [
-    ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
-    ("--num-minibatches 3", ["--num-minibatches", "(3)", "8 * 128", "1024"]),
-    ("--num-envs 5 --num-steps 5 --num-minibatches 4", ["--num-minibatches", "(4)", "5 * 5", "25"]),
-]
-
-LSTM_BAD_FLAGS = [
-    ("--num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
-    ("--env-id CartPole-v1 --num-envs 2", ["--num-envs (2)", "--num-minibatches (4)"]),
-    ("--mask-velocity", ["--mask-velocity", "CartPole", "LunarLander", "Breakout-v5"]),
-    ("--env-id Blackjack --mask-velocity", ["--mask-velocity", "Blackjack"]),
-    ("--env-id Unbounded-v0 --mask-velocity", ["--mask-velocity", "Unbounded-v0"]),
-    ("--env-id Pendulum-v1", ["--env-id", "Pendulum-v1", "Box(-2.0, 2.0"]),
-    ("--env-id FrozenLake-v1", ["--env-id", "FrozenLake-v1", "Discrete(16)"]),
-    ("--env-id Images-v0", ["--env-id", "Images-v0", "(8, 8, 3)"]),
-    ("--env-id CartPol-v1", ["--env-id", "CartPol-v1", "CartPole-v1"]),
-    ("--env-id Qwxyz-v0", ["--env-id", "Qwxyz-v0", "no environment"]),
-    ("--env-id LunarLander-v2", ["--env-id", "LunarLander-v2", "LunarLander-v3"]),
-    ("--env-id no_such_module:CartPole-v1", ["--env-id", "no_such_module"]),
-]
-
-GAMES_BAD_FLAGS = [
-    ("--env-id Brekout-v5", ["--env-id", "Brekout-v5", "Breakout"]),
-    ("--total-timesteps 1023", ["--total-timesteps", "(1023)", "8 * 128", "1024"]),
-    ("--noop-max -1", ["--noop-max", "(-1)"]),
-    ("--noop-max 0", ["--noop-max", "(0)", "--env-backend gymnasium"]),
-    ("--frame-skip 1", ["--frame-skip", "(1)", "--env-backend gymnasium"]),
-    ("--frame-skip 0", ["--frame-skip", "(0)"]),
-    ("--frame-stack 0", ["--frame-stack", "(0)"]),
-    ("--max-episode-steps 0", ["--max-episode-steps", "(0)"]),
-    ("--repeat-action-probability 1.5", ["--repeat-action-probability", "(1.5)"]),
-    ("--learning-rate nan", ["--learning-rate", "(nan)"]),
-    ("--env-backend sync", ["--env-backend", "(sync)", "envpool", "gymnasium"]),
-    ("--capture-video", ["--capture-video", "--env-backend gymnasium", "envpool"]),
-]
-
-
 gym.register(
     "Small-v0", Spaces, kwargs={"observation_space": gym.spaces.Box(0, 1, (4, 8, 2)), "action_space": UNIT_BOX}
 )
@@ -501,18 +438,6 @@ def message_of(*flags: str, module=ppo_multidiscrete) -> str:
     return message
 
 
-BAD_FLAGS_OF_GAMES = [(ppo_atari, *case) for case in ATARI_BAD_FLAGS + GAMES_BAD_FLAGS]
-BAD_FLAGS_OF_GAMES += [(ppo_lstm, *case) for case in LSTM_BAD_FLAGS + GAMES_BAD_FLAGS]
-names = [f"{module.__name__} {flags}" for module, flags, _ in BAD_FLAGS_OF_GAMES]
-
-
-@pytest.mark.parametrize("module, flags, words", BAD_FLAGS_OF_GAMES, ids=names)
-def test_bad_flags_of_games_are_named_and_nothing_is_written(module, flags, words, tmp_path):
-    message = message_of(*flags.split(), "--no-cuda", module=module)
-    assert [word for word in words if word not in message] == [], message
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("flags, words", MULTIDISCRETE_BAD_FLAGS, ids=[flags for flags, _ in MULTIDISCRETE_BAD_FLAGS])
 def test_bad_flags_of_multidiscrete_are_named_and_nothing_is_written(flags, words, tmp_path):
     message = message_of(*flags.split())
@@ -529,13 +454,6 @@ def test_bad_flags_of_procgen_are_named_and_nothing_is_written(module, flags, wo
     message = message_of(*flags.split(), module=module)
     assert [word for word in words if word not in message] == [], message
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("module", [ppo_atari, ppo_lstm])
-def test_without_envpool_the_other_backend_is_named(module, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "envpool", None)
-    message = message_of("--no-cuda", module=module)
-    assert "EnvPool" in message and "--env-backend gymnasium" in message and list(tmp_path.iterdir()) == []
 
 
 def test_unknown_env_of_envpool_is_named(tmp_path):
@@ -725,47 +643,7 @@ def test_evaluation_repeats_itself_and_changes_nothing(finished, capsys):
     assert f"{np.mean(sampled):.1f}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("env_backend", ["gymnasium", "envpool"])
-@pytest.mark.parametrize("module", [ppo_atari, ppo_lstm])
-def test_evaluation_of_games_plays_them_whole_and_unclipped(module, env_backend, run_atari, run_lstm, monkeypatch):
-    """MsPacman pays tens, over three lives."""
-    if env_backend == "envpool":
-        pytest.importorskip("envpool")
-    run_game = {ppo_atari: run_atari, ppo_lstm: run_lstm}[module]
-    run_dir = run_game(env_id="MsPacman", env_backend=env_backend, checkpoint_every=1)["run_dir"]
-    before = contents(run_dir)
-    play = ["--evaluate", str(run_dir), "--eval-episodes", "2"]
-    made, make_envs, lives = [], module.make_envs, []
-
-    def watched(args, *rest):
-        made.append(args)
-        envs = make_envs(args, *rest)
-        step = envs.step
-        envs.step = lambda actions: lives.append((result := step(actions))[4]["lives"].copy()) or result
-        return envs
-
-    monkeypatch.setattr(module, "make_envs", watched)
-    sampled, again = (module.train(module.parse_args(play))["eval_returns"] for _ in range(2))
-    assert sampled == again and len(sampled) == 2 and all(value >= 60 and value % 10 == 0 for value in sampled)
-    assert (made[0].episodic_life, made[0].clip_reward, made[0].env_backend) == (False, False, env_backend)
-    assert {0, 1, 2, 3} <= set(np.concatenate(lives).tolist())  # all lives were played
-    greedy = module.train(module.parse_args([*play, "--eval-deterministic"]))["eval_returns"]
-    assert greedy != sampled and contents(run_dir) == before
-
-
 # -- videos and tracking --
-@pytest.mark.parametrize(
-    "path, env_id", [(ATARI, "Breakout"), (LSTM, "Breakout"), (LSTM, "CartPole-v1")], ids=["atari", "lstm", "vectors"]
-)
-def test_videos_of_games(path, env_id):
-    flags = f"--env-id {env_id} --env-backend gymnasium --no-cuda --capture-video --eval-episodes 1 --no-compile"
-    flags += " --num-envs 2 --num-minibatches 2 --num-steps 256 --total-timesteps 512"
-    done = script(*flags.split(), path=path, env=os.environ | {"SDL_VIDEODRIVER": "dummy"})
-    assert done.returncode == 0, done.stdout + done.stderr
-    for folder in ("videos", "eval_videos"):
-        assert (the_run() / folder / "rl-video-episode-0.mp4").stat().st_size > 1000
-
-
 def test_videos_of_microrts():
     flags = (
         "--no-cuda --capture-video --eval-episodes 1 --no-compile --num-envs 2 --num-steps 256 --total-timesteps 512"
@@ -833,8 +711,6 @@ def test_track_works_offline():
 
 # -- alone on a machine --
 ALONE = {
-    ATARI: "--total-timesteps 4096 --num-steps 512 --num-minibatches 8 --update-epochs 1 --num-envs 2 --no-cuda",
-    LSTM: "--total-timesteps 4096 --num-steps 512 --num-minibatches 2 --update-epochs 1 --num-envs 2 --no-cuda",
     MULTIDISCRETE: "--total-timesteps 1024 --num-steps 512 --update-epochs 1 --num-envs 2 --no-cuda",
     PROCGEN: "--total-timesteps 1024 --num-steps 512 --num-minibatches 8 --update-epochs 1 --num-envs 2 --no-cuda",
     PPG: "--total-timesteps 1024 --num-steps 512 --num-envs 2 --num-aux-rollouts 2 --e-auxiliary 1 --no-cuda",
@@ -878,7 +754,7 @@ def test_without_moviepy_only_videos_fail(path, tmp_path):
         pytest.skip("procgen-mirror is not installed")
     blocked = "import runpy, sys; sys.modules['moviepy'] = None; del sys.argv[0]; "
     blocked += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    video = ["--capture-video", *["--env-backend", "gymnasium"] * (path in (ATARI, LSTM))]
+    video = ["--capture-video"]
     for flags, words in ((["--help"], "usage"), (video, "error: --capture-video needs moviepy")):
         command = [sys.executable, "-c", blocked, str(path), *flags]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

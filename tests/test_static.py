@@ -43,26 +43,6 @@ CORE = {
 VECTORS = {"M06": r"\.mean.*\.var", "M07": "clip_obs"}
 VECTORS |= {"M08": r"reward / np\.sqrt\(.*var", "M09": "clip_reward"}
 VECTORS |= {"S01": "final_obs", "S02": "next_step_reset"}
-ATARI = {
-    "A01": "noop_max",
-    "A02": "np.maximum",
-    "A03": "< self.lives",
-    "A04": r"for action in \(1, 2\)",
-    "A05": "INTER_AREA",
-    "A06": "np.sign",
-    "A07": "frames",
-    "A08": r"nature_cnn\(\)",
-    "A09": "/ 255",
-    "S01": "next_values",
-    "S02": "next_valid",
-}
-LSTM = {
-    "L01": r"orthogonal_\(param, 1\.0\)",
-    "L02": r"lstm_state = torch\.zeros",
-    "L03": r"lstm_state \* .*next_valid",
-    "L04": r"(?s)env_inds.*split_episodes",
-    "L05": "first == 0",
-}
 MULTIDISCRETE = {
     "A08": r"nn\.Conv2d\(channels, 32, 8, stride=4\)",
     "A09": "/ self.scale",
@@ -88,8 +68,6 @@ PHASIC = {
     "P09": "aux_adam",
 }
 OLD = {
-    "ppo_atari.py": CORE | ATARI,
-    "ppo_lstm.py": CORE | ATARI | LSTM,
     "ppo_multidiscrete.py": CORE | MULTIDISCRETE,
     "ppo_procgen.py": CORE | PROCGEN | {"C13": "shared_network"},
     "ppg_procgen.py": CORE | PROCGEN | PHASIC,
@@ -100,25 +78,17 @@ OMITTED = {
 }  # `~[S01]` says why a script cannot do it
 ITERATION_LINES = dict.fromkeys(OLD, 130) | {"ppg_procgen.py": 210}
 # Functions, classes and methods that are the same text in every script of the row
-ALL, GAMES, PAIR = list(OLD), ["ppo_atari.py", "ppo_lstm.py"], ["ppo_procgen.py", "ppg_procgen.py"]
-WRAPPERS = "NoopReset MaxAndSkip EpisodicLife FireReset WarpFrame ClipReward FrameStack"
+ALL, PAIR = list(OLD), ["ppo_procgen.py", "ppg_procgen.py"]
 LEVELS = "import_procgen game_name Procgen ResidualBlock impala_cnn evaluate"
 GROUPS = {
     "gae adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
-    "parse_args ppo_loss": [
-        "ppo_multidiscrete.py",
-        *GAMES,
-    ],  # Procgen's leaves the advantages to update
-    f"{WRAPPERS} make_envs provenance": GAMES,
     f"{LEVELS} parse_args layer_init provenance ppo_loss part_size accumulate": PAIR,
-    "load_agent": [*GAMES, *PAIR],
-    "Agent.act Agent.evaluate_actions": ["ppo_atari.py", *PAIR],
+    "load_agent Agent.act Agent.evaluate_actions": PAIR,
     "RunningMeanStd normalize_reward": ["ppo_multidiscrete.py", *PAIR],
-    "layer_init": [*GAMES, "ppo_multidiscrete.py"],
 }
 SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
 # (script, the one that it is a patch of) -> lines of their diff
-DIFFS = {("ppo_lstm.py", "ppo_atari.py"): 180, ("ppg_procgen.py", "ppo_procgen.py"): 200}
+DIFFS = {("ppg_procgen.py", "ppo_procgen.py"): 200}
 # TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
 LOSSES = "policy_loss value_loss entropy clipfrac grad_norm explained_variance "
 LOSSES += "old_approx_kl approx_kl old_approx_kl_max approx_kl_max "
@@ -523,6 +493,7 @@ def test_inline_metadata_is_what_is_imported(script):
     distributions = {"cv2": "opencv-python-headless", "ale_py": "ale-py"}
     needed = {distributions.get(name, name) for name in imported} - extras
     needed |= {"tensorboard", "moviepy"}  # of torch.utils.tensorboard and of RecordVideo
+    needed |= {"envpool"} if "    import envpool\n" in script.source else set()
     assert "torch.utils.tensorboard" in script.source and "RecordVideo" in script.source
     assert set(packages) == needed
     for requirement in pyproject["dependencies"]:

@@ -15,14 +15,16 @@ return the record's (fill.py has channels_last for a linear layer behind convolu
 an output that has no meaning any more goes into SKIPPED, with the reason.
 """
 
+import gymnasium as gym
 import numpy as np
+import torch
+
 import ppg_procgen
 import ppo_atari
 import ppo_continuous_mujoco
 import ppo_lstm
 import ppo_multidiscrete
 import ppo_procgen
-import torch
 from records import frozen
 
 
@@ -76,10 +78,87 @@ class Mujoco(frozen.Mujoco):
         return {name: np.array([stats[name] for stats in metrics]) for name in frozen.STATS}
 
 
+class Atari(frozen.Atari):
+    """No `valid` in the loss, statistics are a dict, torch's Adam."""
+
+    def agent(self, sizes, **flags):
+        obs_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        actions = gym.spaces.Discrete(sizes["actions"])
+        agent = self.script.Agent(obs_space, actions, self.args(**flags))
+        return agent.to(memory_format=torch.channels_last)
+
+    def loss(self, newlogprob, entropy, newvalue, mb, clip_coef, **flags):
+        """Of the valid rows, the only ones that the script lets into a minibatch."""
+        rows, args = mb["valid"] == 1, self.args(**flags)
+        new = (newlogprob[rows], entropy[rows], newvalue[rows])
+        mb = {name: tensor[rows] for name, tensor in mb.items()}
+        return self.script.ppo_loss(*new, mb, torch.tensor(clip_coef), args)
+
+    def updates(self, agent, batch, minibatches, lr, clip_coef, **flags):
+        args, metrics, batch = self.args(**flags), [], frozen.tensors(batch)
+        optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
+        for epoch, rows in enumerate(minibatches):
+            optimizer.param_groups[0]["lr"] = float(lr[epoch])
+            clip = torch.tensor(float(clip_coef[epoch]))
+            for indices in torch.from_numpy(rows):
+                indices = indices[batch["valid"][indices] == 1]
+                mb = {name: b[indices] for name, b in batch.items()}
+                loss, stats = self.script.minibatch_loss(agent, mb, clip, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or np.inf
+                norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
+                optimizer.step()
+                metrics.append(stats | {"grad_norm": norm})
+        return {name: np.array([stats[name] for stats in metrics]) for name in frozen.STATS}
+
+
+class Lstm(frozen.Lstm):
+    """As Atari; `remember` is one call of the LSTM over the sequences of split_episodes."""
+
+    loss = Atari.loss
+
+    def agent(self, sizes, **flags):
+        obs_space = gym.spaces.Box(0, 255, tuple(sizes["obs"]))
+        actions = gym.spaces.Discrete(sizes["actions"])
+        agent = self.script.Agent(obs_space, actions, self.args(**flags))
+        return agent.to(memory_format=torch.channels_last)
+
+    def forward(self, agent, batch, **flags):
+        batch = frozen.tensors(batch)
+        every = torch.arange(batch["state"].shape[1])
+        indices, *sequences = self.sequences(batch, every, self.args(**flags))
+        hidden = agent.remember(agent.encode(batch["obs"][indices]), *sequences)
+        out = agent.evaluate_actions(hidden, batch["actions"][indices])
+        back = indices.argsort()
+        return {name: x[back] for name, x in zip(("logprob", "entropy", "value"), out)}
+
+    def updates(self, agent, batch, minibatches, lr, clip_coef, **flags):
+        args, metrics, batch = self.args(**flags), [], frozen.tensors(batch)
+        optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, fused=True)
+        for epoch, rows in enumerate(minibatches):
+            optimizer.param_groups[0]["lr"] = float(lr[epoch])
+            clip = torch.tensor(float(clip_coef[epoch]))
+            for envs in torch.from_numpy(rows):
+                indices, *sequences = self.sequences(batch, envs, args)
+                hidden = agent.remember(agent.encode(batch["obs"][indices]), *sequences)
+                keep = batch["valid"][indices] == 1
+                mb = {k: b[indices[keep]] for k, b in batch.items() if k != "state"}
+                mb["hidden"] = hidden[keep]
+                loss, stats = self.script.minibatch_loss(agent, mb, clip, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or np.inf
+                norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
+                optimizer.step()
+                metrics.append(stats | {"grad_norm": norm})
+        return {name: np.array([stats[name] for stats in metrics]) for name in frozen.STATS}
+
+
 ADAPTERS = {
     "ppo_continuous_mujoco": Mujoco(ppo_continuous_mujoco),
-    "ppo_atari": frozen.Atari(ppo_atari),
-    "ppo_lstm": frozen.Lstm(ppo_lstm),
+    "ppo_atari": Atari(ppo_atari),
+    "ppo_lstm": Lstm(ppo_lstm),
     "ppo_multidiscrete": frozen.MultiDiscrete(ppo_multidiscrete),
     "ppo_procgen": frozen.Procgen(ppo_procgen),
     "ppg_procgen": frozen.Ppg(ppg_procgen),
