@@ -162,7 +162,7 @@ class ChannelsFirst(nn.Module):
         self.scale = float(largest) or 1.0
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs.movedim(-1, 1) / self.scale
+        return obs.movedim(-1, 1) / self.scale  # [A09] scaling to [0, 1]
 
 
 class Agent(nn.Module):
@@ -190,7 +190,7 @@ class Agent(nn.Module):
             return nn.Sequential(*layers, linear(flat, 128), nn.ReLU())
 
         self.actor_trunk = trunk()
-        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13]
+        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] shared
         features = self.actor_trunk[-2].out_features
         self.actor = layer_init(nn.Linear(features, sum(self.nvec)), 0.01, args)
         self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
@@ -554,18 +554,17 @@ def check_args(args: Args) -> None:
 
 
 def check_microrts(args: Args) -> None:
-    """Stop with one line if the flags do not fit MicroRTS, or are meant for nothing else."""
-    if args.env_id not in MicroRTS.tasks:
-        tasks = ", ".join(MicroRTS.tasks)
-        unknown = args.env_id.startswith("Microrts")
-        require(not unknown, f"--env-id ({args.env_id}) is none of MicroRTS's tasks: {tasks}")
-        default = args.frame_skip == Args.frame_skip
-        require(default, f"--frame-skip ({args.frame_skip}) is for MicroRTS, not for {args.env_id}")
-        return
-    backend, ticks = args.env_backend, MicroRTS.tasks[args.env_id][1]
-    require(backend == "sync", f"--env-backend ({backend}) must be sync for MicroRTS")
-    shorter = args.frame_skip < ticks
-    require(shorter, f"--frame-skip ({args.frame_skip}) must be less than a game's {ticks} ticks")
+    """Stop with one line if the flags do not fit MicroRTS, or are for nothing else."""
+    microrts = args.env_id in MicroRTS.tasks
+    tasks = ", ".join(MicroRTS.tasks)
+    known = microrts or not args.env_id.startswith("Microrts")
+    require(known, f"--env-id ({args.env_id}) is none of MicroRTS's tasks: {tasks}")
+    backend, skip = args.env_backend, args.frame_skip
+    require(backend == "sync" or not microrts, f"--env-backend ({backend}): MicroRTS needs sync")
+    only = f"--frame-skip ({skip}) is for MicroRTS, not for {args.env_id}"
+    require(skip == Args.frame_skip or microrts, only)
+    ticks = MicroRTS.tasks[args.env_id][1] if microrts else math.inf
+    require(skip < ticks, f"--frame-skip ({skip}) must be less than a game's {ticks} ticks")
 
 
 class MaskInInfos(gym.Wrapper):
@@ -678,9 +677,10 @@ def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np
     or it is one row (F + R,) for all values, in which every component needs a choice.
     """
     N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
-    given = infos.get("_action_mask", np.zeros(N, bool))
-    for n in np.flatnonzero(given != masked) if args.action_mask else []:
-        raise UserError(f"environment {n} of {args.env_id} gives an action mask at some steps only")
+    given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
+    for n in np.flatnonzero(given != masked):
+        what = "no action mask at this step" if masked else "an action mask, but none at the start"
+        raise UserError(f"environment {n} of {args.env_id} gave {what}")
     if not masked:
         return np.ones((N, F, 1 + R), bool)
     mask = infos["action_mask"]
@@ -880,9 +880,7 @@ def start_java() -> tuple:
     try:
         jpype.startJVM(*options)
     except Exception as error:
-        raise UserError(
-            f"Java does not start ({error}); a process can start it only once"
-        ) from error
+        raise UserError(f"Java does not start ({error}); a process can start it once") from error
     java = jpype.JPackage("java")
     nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
     java.lang.System.setOut(nowhere)  # MicroRTS prints the path of every map
@@ -904,15 +902,12 @@ class MicroRTS(gym.vector.VectorEnv):
     render_mode = "rgb_array"
     rewards = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
     rewards += "ProduceCombatUnit CloserToEnemyBase".split()
+    random_ai = "RandomBiasedSingleUnitAI"
     tasks = {  # opponent, ticks of a game, weights of the rewards (gym-microrts 0.2.0, v1.py)
         "MicrortsMining-v1": ("PassiveAI", 2000, [0, 1, 0, 0, 0, 0, 0]),
         "MicrortsProduceCombatUnitsShapedReward-v1": ("PassiveAI", 4000, [0, 1, 0, 1, 0, 7, 0]),
         "MicrortsAttackShapedReward-v1": ("PassiveAI", 4000, [0, 0, 0, 0, 1, 0, 1]),
-        "MicrortsRandomEnemyShapedReward3-v1": (
-            "RandomBiasedSingleUnitAI",
-            6000,
-            [5, 1, 1, 0.2, 1, 7, 0.2],
-        ),
+        "MicrortsRandomEnemyShapedReward3-v1": (random_ai, 6000, [5, 1, 1, 0.2, 1, 7, 0.2]),
     }
 
     def __init__(self, args: Args):
@@ -939,8 +934,8 @@ class MicroRTS(gym.vector.VectorEnv):
         self.approach = rewards[-1]
         # A random opponent draws from two generators: make both the same, seeded in every step.
         self.generator = self.hidden("util.Sampler", "generator").get(None)
-        random = self.hidden("ai.RandomBiasedSingleUnitAI", "r")
-        self.random_field = random if "Random" in opponent else None
+        random_field = self.hidden(f"ai.{self.random_ai}", "r")
+        self.random_field = random_field if opponent == self.random_ai else None
 
         self.raw = self.client.reset(self.players).observation  # (N, 5, h, w), in Java
         masks = self.client.getMasks(0)  # Java keeps these arrays and refills them
