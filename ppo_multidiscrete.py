@@ -154,7 +154,7 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Linea
 
 
 class ChannelsFirst(nn.Module):
-    """Grids (n, height, width, channels) -> (n, channels, height, width), scaled to [0, 1]."""
+    """Grids (n, height, width, channels) -> (n, channels, height, width) of at most 1."""
 
     def __init__(self, obs_space: gym.spaces.Box):
         super().__init__()
