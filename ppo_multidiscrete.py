@@ -648,8 +648,10 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = MaskInInfos(env)
         if not isinstance(env.observation_space, gym.spaces.Box):
             env = gym.wrappers.FlattenObservation(env)
-    except (gym.error.Error, ImportError, NotImplementedError) as error:
+    except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
+    except NotImplementedError as error:  # a space that Gymnasium does not know
+        raise UserError(f"{args.env_id} observes {env.observation_space}, no vectors") from error
     check_spaces(args, env.observation_space, env.action_space)
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
 
@@ -980,7 +982,7 @@ class MicroRTS(gym.vector.VectorEnv):
         _, _, owner, _, action = self.cells.swapaxes(0, 1)  # each (N, h, w)
         idle = np.flatnonzero((owner == 1) & (action == 0))
         rows = b"".join(self.java_rows[cell] for cell in idle)
-        mask[idle] = np.frombuffer(rows, np.int32).reshape(len(idle), -1)
+        mask[idle] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
         given = np.ones(self.num_envs, bool)
         return {
             "action_mask": mask.reshape(self.num_envs, -1, mask.shape[1]),

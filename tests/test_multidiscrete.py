@@ -328,7 +328,7 @@ def test_where_nothing_is_valid_choice_0_is_taken_and_nothing_is_learnt(make_age
     options[:, :, 0] = options[:, :, 3:] = False  # components 0 and 2
     obs = np.zeros((n, 3))
     actions, masks = act(agent, obs, options, gumbel(n, 9))
-    assert not actions[:, [0, 2]].any() and 300 < actions[:, 1].sum() < 700
+    assert not actions[:, [0, 2]].any() and 20 < actions[:, 1].sum() < 980
     assert (masks == [True, False, False, True, True, True, False, False, False]).all()
     logits = logits_of(agent, torch.zeros(1, 3).double())[0, 3:5].softmax(0)
     inputs = [torch.from_numpy(x[:9]) for x in (obs, actions, masks)]
@@ -486,8 +486,8 @@ UNBOUNDED = gym.spaces.Box(-np.inf, np.inf, (2,))
 IMAGE = gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)
 ENDLESS_GRID = gym.spaces.Box(-np.inf, np.inf, (10, 10, 3))
 WRONG = {
-    "custom": (Custom(), gym.spaces.Discrete(2), {}, ["space", "Custom"]),
-    "Dict": (gym.spaces.Dict({"a": Custom()}), gym.spaces.Discrete(2), {}, ["space", "Custom"]),
+    "custom": (Custom(), gym.spaces.Discrete(2), {}, ["observes", "Custom"]),
+    "Dict": (gym.spaces.Dict({"a": Custom()}), gym.spaces.Discrete(2), {}, ["observes", "Custom"]),
     "image": (IMAGE, gym.spaces.Discrete(2), {}, ["(96, 96, 3)", "35x35", "not images"]),
     "small grid": (gym.spaces.Box(0, 1, (4, 9, 2)), gym.spaces.Discrete(2), {}, ["(4, 9, 2)"]),
     "grid without bounds": (ENDLESS_GRID, gym.spaces.Discrete(2), {}, ["(10, 10, 3)", "bounded"]),
