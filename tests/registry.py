@@ -258,10 +258,10 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1090,
+    lines=1085,
     loop_before=380,
-    plumbing=590,
-    changed=720,
+    plumbing=586,
+    changed=702,
     different={
         "Args": "the flags of the details, MicroRTS",
         "layer_init": "convolutions",
