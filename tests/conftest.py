@@ -173,13 +173,7 @@ def tiny_multidiscrete():
             "num_minibatches": 2,
             "update_epochs": 2,
         }
-        small |= {
-            "total_timesteps": 64,
-            "compile": False,
-            "cuda": False,
-            "eval_episodes": 0,
-            "checkpoint_every": 0,
-        }
+        small |= {"total_timesteps": 64, "compile": False, "cuda": False, "eval_episodes": 0}
         return ppo_multidiscrete.Args(**small | changes)
 
     return make

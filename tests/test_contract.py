@@ -474,7 +474,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
         name, old = field.name, stored[field.name]
         if name in ("resume", "evaluate"):
             continue
-        optional = {"target_kl": 0.5, "wandb_entity": "team"}
+        optional = {"target_kl": 0.5, "wandb_entity": "team", "discretize_actions": 3}
         new = optional[name] if name in optional else other_value(field, old)
         try:
             args = module.parse_args([how, str(run_dir), *flag_of(name, new)])
@@ -526,7 +526,11 @@ def test_every_number_is_checked(script, value, tmp_path, capsys):
 BAD_FLAGS = {
     "--num-envs 3 --num-steps 5 --num-minibatches 4": ["3 * 5", "15", "--num-minibatches (4)"],
     "--num-minibatches 9999999": ["--num-minibatches (9999999)"],
-    "--num-envs 2 --num-steps 32 --total-timesteps 63 --num-minibatches 1": ["--total-timesteps (63)", "2 * 32", "64"],
+    "--num-envs 2 --num-steps 32 --total-timesteps 63 --num-minibatches 1": [
+        "--total-timesteps (63)",
+        "2 * 32",
+        "64",
+    ],
     "--gamma 1.5": ["--gamma (1.5)"],
     "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
     "--seed 18446744073709551616": ["--seed (18446744073709551616)"],  # torch's seeds have 64 bits

@@ -617,7 +617,7 @@ def test_env_actions():
     )
 
 
-# -- ppo_multidiscrete.py, which still has the old form --
+# -- ppo_multidiscrete.py --
 @pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
 def test_reward_scaling_of_multidiscrete(env_id, run_box, spy):
     updates = spy(ppo_multidiscrete.RunningMeanStd, "update")

