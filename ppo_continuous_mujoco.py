@@ -388,8 +388,8 @@ def train(args: Args) -> dict:
                 row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        played = agent.act(torch.from_numpy(obs[0]).to(device), noise[0]).cpu().numpy()
-        same = np.allclose(actions[0], played, rtol=1e-3, atol=1e-4, equal_nan=True)
+        played = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
+        same = np.allclose(actions[-1], played, rtol=1e-3, atol=1e-4, equal_nan=True)
         require(same, "numpy_policy played another policy than Agent.get_policy")
 
         # -- advantages --
@@ -613,7 +613,7 @@ def numpy_policy(network: nn.Sequential):
     known = {nn.Tanh: np.tanh, nn.ReLU: lambda x: np.maximum(x, 0)}
     layers = []
     for module in network:
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module.bias is not None:
             weight, bias = (p.detach().cpu().numpy() for p in module.parameters())
             layers.append(lambda x, weight=weight.T, bias=bias: x @ weight + bias)
         else:
@@ -627,8 +627,8 @@ def compiled(function, device: torch.device, example: tuple):
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
