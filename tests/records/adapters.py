@@ -16,13 +16,14 @@ an output that has no meaning any more goes into SKIPPED, with the reason.
 """
 
 import numpy as np
+import torch
+
 import ppg_procgen
 import ppo_atari
 import ppo_continuous_mujoco
 import ppo_lstm
 import ppo_multidiscrete
 import ppo_procgen
-import torch
 from records import frozen
 
 
