@@ -517,7 +517,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
             low = -high if name == "init_log_std" else 0
             require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -703,7 +703,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")
