@@ -238,16 +238,33 @@ def lacks(message: str, words: list[str]) -> list[str]:
 
 
 # -- seeds --
+def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
+    """Those of the training environments of all runs from here on."""
+    seeds, make_envs = [], script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(script.module, "make_envs", watched)
+    return seeds
+
+
 @scripts
-def test_same_seed_same_run_another_seed_another(script, folder):
-    runs = []
+def test_same_seed_same_run_another_seed_another(script, folder, monkeypatch):
+    """Another one of the environments, of the weights and of what is drawn."""
+    runs, seeds = [], seeds_of_resets(script, monkeypatch)
     for name, seed in (("one", 3), ("other", 3), ("another", 4)):
         folder(name)
-        runs.append(train(script, seed=seed))
+        runs.append(train(script, seed=seed, learning_rate=1e-30))  # weights stay what they were
     assert_same_run(runs[0], runs[1])
-    assert episodes_of(runs[0]) != episodes_of(runs[2])
-    a, b = (checkpoint_of(run)["agent"] for run in runs[1:])
-    assert all(not torch.equal(a[name], b[name]) for name in a if name.endswith("weight"))
+    assert seeds == [3, 3, 4] and episodes_of(runs[0]) != episodes_of(runs[2])
+    one, _, another = (checkpoint_of(run) for run in runs)
+    weights = [name for name in one["agent"] if name.endswith("weight")]
+    assert all(not torch.equal(one["agent"][name], another["agent"][name]) for name in weights)
+    assert not torch.equal(one["rng"], another["rng"])
 
 
 # -- kills --
@@ -353,15 +370,7 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     run_dir = killed(script, "after renaming", 3, lambda: train(script, **case))
     before, checkpoint = episodes_of(run_dir), checkpoint_of(run_dir)
     assert checkpoint["envs"] is None and checkpoint["iteration"] == 3
-    seeds, make_envs = [], script.module.make_envs
-
-    def watched(*args):
-        envs = make_envs(*args)
-        reset = envs.reset
-        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
-        return envs
-
-    monkeypatch.setattr(script.module, "make_envs", watched)
+    seeds = seeds_of_resets(script, monkeypatch)
     result = resume(script, run_dir)
     args = script.module.Args(**script.tiny | case)
     assert result["global_step"] == args.num_iterations * args.batch_size
