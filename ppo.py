@@ -373,6 +373,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -439,7 +440,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in envs.envs:
         game = env.unwrapped
-        exact = type(game).__name__ in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv")
+        exact = type(game).__module__.startswith("gymnasium.envs.classic_control")
         if not exact or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}

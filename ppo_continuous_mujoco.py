@@ -494,6 +494,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
