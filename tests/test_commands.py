@@ -25,7 +25,7 @@ def commands_of(readme: str) -> list[str]:
 
 
 COMMANDS = commands_of("README.md")
-RUNS = [command for command in COMMANDS if re.search(r"\bpp[og]_\w+\.py( |$)", command) and "uv run" in command]
+RUNS = [command for command in COMMANDS if re.search(r"\bpp[og]\w*\.py( |$)", command) and "uv run" in command]
 OTHERS = [command for command in COMMANDS if command not in RUNS]
 
 

@@ -569,7 +569,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     monkeypatch.setitem(sys.modules, "moviepy", None)
-    assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
+    assert "moviepy" in message_of(script, *flags_of(script, capture_video=True)).lower()
     assert list(tmp_path.iterdir()) == []
     flags = ["--evaluate", str(finished(script)), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
