@@ -7,7 +7,7 @@
 
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 490 after 500,000 steps, two minutes on one slow core
+Expect:  a return of 500 after 500,000 steps and two minutes on one slow core (3 seeds)
 Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name details of "The 37
          Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
@@ -373,6 +373,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -396,7 +397,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -439,7 +440,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in envs.envs:
         game = env.unwrapped
-        exact = type(game).__name__ in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv")
+        exact = type(game).__module__.startswith("gymnasium.envs.classic_control")
         if not exact or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}
@@ -526,7 +527,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")

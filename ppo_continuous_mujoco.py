@@ -388,8 +388,8 @@ def train(args: Args) -> dict:
                 row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        played = agent.act(torch.from_numpy(obs[0]).to(device), noise[0]).cpu().numpy()
-        same = np.allclose(actions[0], played, rtol=1e-3, atol=1e-4, equal_nan=True)
+        played = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
+        same = np.allclose(actions[-1], played, rtol=1e-3, atol=1e-4, equal_nan=True)
         require(same, "numpy_policy played another policy than Agent.get_policy")
 
         # -- advantages --
@@ -494,6 +494,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -517,7 +518,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
             low = -high if name == "init_log_std" else 0
             require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -613,7 +614,7 @@ def numpy_policy(network: nn.Sequential):
     known = {nn.Tanh: np.tanh, nn.ReLU: lambda x: np.maximum(x, 0)}
     layers = []
     for module in network:
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module.bias is not None:
             weight, bias = (p.detach().cpu().numpy() for p in module.parameters())
             layers.append(lambda x, weight=weight.T, bias=bias: x @ weight + bias)
         else:
@@ -627,8 +628,8 @@ def compiled(function, device: torch.device, example: tuple):
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -703,7 +704,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")

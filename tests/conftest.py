@@ -87,7 +87,7 @@ for name, kwargs in SCRIPTED.items():
 def pytest_collection_modifyitems(config, items):
     """Tests with one of these marks run when -m says so: pytest -m e2e."""
     for item in items:
-        for mark in {"slow", "e2e", "learning"} & set(item.keywords):
+        for mark in {"e2e", "learning"} & set(item.keywords):
             if not config.getoption("-m"):
                 item.add_marker(pytest.mark.skip(reason=f"{mark}: pytest -m {mark}"))
 

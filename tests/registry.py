@@ -210,9 +210,9 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | CONTINUOUS,
-    lines=760,
+    lines=761,
     loop_before=360,
-    plumbing=280,
+    plumbing=281,
     changed=341,
     different={
         "Args": "the flags of the details",

@@ -251,16 +251,33 @@ def lacks(message: str, words: list[str]) -> list[str]:
 
 
 # -- seeds --
+def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
+    """Those of the training environments of all runs from here on."""
+    seeds, make_envs = [], script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(script.module, "make_envs", watched)
+    return seeds
+
+
 @scripts
-def test_same_seed_same_run_another_seed_another(script, folder):
-    runs = []
+def test_same_seed_same_run_another_seed_another(script, folder, monkeypatch):
+    """Another one of the environments, of the weights and of what is drawn."""
+    runs, seeds = [], seeds_of_resets(script, monkeypatch)
     for name, seed in (("one", 3), ("other", 3), ("another", 4)):
         folder(name)
-        runs.append(train(script, seed=seed))
+        runs.append(train(script, seed=seed, learning_rate=1e-30))  # weights stay what they were
     assert_same_run(runs[0], runs[1])
-    assert episodes_of(runs[0]) != episodes_of(runs[2])
-    a, b = (checkpoint_of(run)["agent"] for run in runs[1:])
-    assert all(not torch.equal(a[name], b[name]) for name in a if name.endswith("weight"))
+    assert seeds == [3, 3, 4] and episodes_of(runs[0]) != episodes_of(runs[2])
+    one, _, another = (checkpoint_of(run) for run in runs)
+    weights = [name for name in one["agent"] if name.endswith("weight")]
+    assert all(not torch.equal(one["agent"][name], another["agent"][name]) for name in weights)
+    assert not torch.equal(one["rng"], another["rng"])
 
 
 # -- kills --
@@ -366,15 +383,7 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     run_dir = killed(script, "after renaming", 3, lambda: train(script, **case))
     before, checkpoint = episodes_of(run_dir), checkpoint_of(run_dir)
     assert checkpoint["envs"] is None and checkpoint["iteration"] == 3
-    seeds, make_envs = [], script.module.make_envs
-
-    def watched(*args):
-        envs = make_envs(*args)
-        reset = envs.reset
-        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
-        return envs
-
-    monkeypatch.setattr(script.module, "make_envs", watched)
+    seeds = seeds_of_resets(script, monkeypatch)
     result = resume(script, run_dir)
     args = script.module.Args(**script.tiny | case)
     assert seeds[-1] >= args.seed + args.num_envs  # not the same again
@@ -581,7 +590,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     monkeypatch.setitem(sys.modules, "moviepy", None)
-    assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
+    assert "moviepy" in message_of(script, *flags_of(script, capture_video=True)).lower()
     assert list(tmp_path.iterdir()) == []
     flags = ["--evaluate", str(finished(script)), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
@@ -803,7 +812,7 @@ def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
     config = json.loads((run_dir / "config.json").read_text())
     assert config["args"] == vars(script.module.Args(**script.tiny))
     assert config["command"] == "script.py --seed 1"
-    assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     assert config["versions"]["gymnasium"] == gym.__version__
     assert config["threads"] == 1 and "core" in config["hardware"] and config["load"] >= 0
     assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|", config["commit"])
@@ -887,7 +896,8 @@ def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
 
 
 @scripts
-def test_a_resumed_run_goes_on_in_the_same_wandb_run(script, everything_is_there):
+def test_a_resumed_run_goes_on_in_the_same_wandb_run(script, everything_is_there, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it is wandb that is there
     calls = []
     everything_is_there.init = lambda **kwargs: calls.append(kwargs)
     names = {"wandb_project_name": "project", "wandb_entity": "team", "track": True}

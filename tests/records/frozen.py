@@ -98,9 +98,8 @@ class Adapter:
         return result
 
     # -- agent --
-    def agent(self, sizes: dict, **flags):
-        """A new agent on the CPU. sizes: what the environment would say, see each script."""
-        raise NotImplementedError
+    # agent(sizes, **flags), of every subclass: a new agent on the CPU. sizes: what the environment
+    # would say, see each script.
 
     def get(self, agent) -> dict[str, np.ndarray]:
         """Copies of the parameters by the record's name, in the record's layout."""
