@@ -96,7 +96,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # played side by side after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -656,10 +656,10 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
 
 
-def make_envs(args: Args, run_dir: Path, videos: str | None = None) -> gym.vector.VectorEnv:
+def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
-    videos = videos or f"videos_{int(time.time())}"
-    video_dir = run_dir / videos if args.capture_video else None
+    folder = "eval_videos" if evaluating else f"videos_{int(time.time())}"
+    video_dir = run_dir / folder if args.capture_video else None
     if args.env_id in MicroRTS.tasks:
         envs = MicroRTS(args)
         check_spaces(args, envs.single_observation_space, envs.single_action_space)
@@ -667,8 +667,9 @@ def make_envs(args: Args, run_dir: Path, videos: str | None = None) -> gym.vecto
         return record(envs, str(video_dir), record_first_only=True) if video_dir else envs
     makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
     backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
-    same_step = gym.vector.AutoresetMode.SAME_STEP
-    return backends[args.env_backend](makers, copy=False, autoreset_mode=same_step)
+    modes = gym.vector.AutoresetMode
+    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets with seeds
+    return backends[args.env_backend](makers, copy=False, autoreset_mode=mode)
 
 
 def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
@@ -827,33 +828,30 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    args = replace(args, num_envs=args.eval_episodes)  # one episode of each
-    N = args.num_envs
-    envs = make_envs(args, run_dir, "eval_videos")
+    args = replace(args, num_envs=1)
+    envs = make_envs(args, run_dir, True)
     action_space = envs.single_action_space
     agent = Agent(envs.single_observation_space, action_space, args)
     checkpoint = load_checkpoint(run_dir)
     load_weights(agent, checkpoint)
     obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
     torch.manual_seed(args.seed)
-    returns, playing = np.zeros(N), np.ones(N, bool)
-    raw_obs, infos = envs.reset(seed=1_000_000)  # and those that follow: not the seeds of training
-    masked = args.action_mask and "action_mask" in infos
-    bar = tqdm(total=N, unit="episode", leave=False)
-    while playing.any():
-        obs = torch.from_numpy(normalize_obs(obs_rms, raw_obs, args))
-        options = action_options(args, agent.nvec, infos, masked)
-        noise = agent.draw_noise(N)
-        noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-        action, _ = agent.act(obs, options, noise)
-        env_action = action.reshape(N, *action_space.shape) + action_space.start
-        raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
-        returns[playing] += reward[playing]
-        playing &= ~(terminated | truncated)
-        bar.update(N - playing.sum() - bar.n)
-    for closable in (bar, envs):
-        closable.close()
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {N} episodes")
+    returns = np.zeros(args.eval_episodes)
+    for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
+        raw_obs, infos = envs.reset(seed=1_000_000 + episode)  # not the seeds of training
+        masked = args.action_mask and "action_mask" in infos
+        done = False
+        while not done:
+            noise = agent.draw_noise(1)
+            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
+            obs = torch.from_numpy(normalize_obs(obs_rms, raw_obs, args))
+            action, _ = agent.act(obs, action_options(args, agent.nvec, infos, masked), noise)
+            env_action = action.reshape(1, *action_space.shape) + action_space.start
+            raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
+            returns[episode] += reward[0]
+            done = terminated[0] or truncated[0]
+    envs.close()
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
     return returns.tolist()
 
 
@@ -927,6 +925,7 @@ class MicroRTS(gym.vector.VectorEnv):
         opponents = [java_class(f"ai.{opponent}")(self.units) for _ in range(N)]
         world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml", opponents, self.units)
         never = 2**31 - 1  # its own time limit would lose the last observation
+        java_class("rts.units.Unit").next_ID = 0  # a second run is like the first
         self.client = java_class("tests.JNIGridnetVecClient")(0, N, never, *world, False)
         self.clients = list(self.client.clients)
         self.games = [None] * N

@@ -39,7 +39,9 @@ class Counting(gym.Env):
 
 
 gym.register("Counting-v0", Counting)
-gym.register("Endless-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+gym.register("Endless-v0", CARTPOLE)
+gym.register("ShortCartPole-v0", CARTPOLE, max_episode_steps=13)  # one rollout of some tests
 CNN_SHAPES = [(32, 1, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 3136)]
 
 
@@ -531,7 +533,7 @@ def assert_equal(one, other, path=""):
         assert one == other, path
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Breakout"])
+@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "MountainCar-v0", "Acrobot-v1", "Breakout"])
 def test_resumed_run_is_bit_equal_to_one_never_stopped(
     env_id, run_lstm, monkeypatch, tmp_path, read_episodes
 ):
@@ -563,14 +565,14 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     resets = [
         not ppo.load_checkpoint(tmp_path / f"stopped{i}")["carried"][1].all() for i in (1, 2, 3)
     ]
-    assert any(resets) or env_id not in ("CartPole-v1", "Breakout")
+    assert any(resets) or env_id not in ("ShortCartPole-v0", "Breakout")
     for iteration in (1, 2, 3):
         stopped = tmp_path / f"stopped{iteration}"
         assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
         assert_equal(ppo.load_checkpoint(stopped), expected)
         assert read_episodes(stopped) == episodes
-    assert env_id != "CartPole-v1" or len(episodes) > 5
+    assert env_id != "ShortCartPole-v0" or len(episodes) > 5
 
 
 @pytest.mark.parametrize("env_id", ["Counting-v0", "Endless-v0", "LunarLander-v3"])
