@@ -566,6 +566,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -589,8 +590,8 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            share = name in ("gamma", "gae_lambda", "repeat_action_probability")
-            high = 1 if share else sys.float_info.max
+            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**31}
+            high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -685,8 +686,12 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
 
     None with sticky actions too: the emulator keeps the action that it may repeat to itself.
     """
+    if not hasattr(envs, "envs"):
+        return None
+    known = hasattr(envs, "_autoreset_envs")  # which environments reset in the next step
+    require(known, "this version of gymnasium hides what a checkpoint needs: take 1.4")
     states = []
-    for env, resets in zip(getattr(envs, "envs", []), getattr(envs, "_autoreset_envs", [])):
+    for env, resets in zip(envs.envs, envs._autoreset_envs):
         game = env.unwrapped
         if game.spec.kwargs["repeat_action_probability"]:
             return None
@@ -694,13 +699,14 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         state = {"emulator": torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())}
         state |= {"rng": game.np_random.bit_generator.state, "frames": torch.tensor(env.frames)}
         state |= {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")}
-        states.append(state | {"resets": bool(resets)})  # in the next step
-    return states or None
+        states.append(state | {"resets": bool(resets)})
+    return states
 
 
 def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     """Put the states back; False if there are none."""
-    for n, (env, state) in enumerate(zip(getattr(envs, "envs", []), states or [])):
+    for n, state in enumerate(states or []):
+        env = envs.envs[n]
         emulator = ale_py.ALEState.__new__(ale_py.ALEState)
         emulator.__setstate__(state["emulator"].numpy().tobytes())
         env.unwrapped.restore_state(emulator)
@@ -716,8 +722,8 @@ def compiled(function, device: torch.device, example: tuple):
     """A loss as one graph, or as it is if its first call, with these arguments, fails."""
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)[0].backward()  # of which the gradient is not used
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -793,7 +799,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")

@@ -654,6 +654,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -677,8 +678,8 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            share = name in ("gamma", "gae_lambda", "repeat_action_probability")
-            high = 1 if share else sys.float_info.max
+            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**31}
+            high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -796,11 +797,15 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
 
     None with sticky actions too: the emulator keeps the action that it may repeat to itself.
     """
+    if not hasattr(envs, "envs"):
+        return None
+    known = hasattr(envs, "_autoreset_envs")  # which environments reset in the next step
+    require(known, "this version of gymnasium hides what a checkpoint needs: take 1.4")
     states = []
-    for env, resets in zip(getattr(envs, "envs", []), getattr(envs, "_autoreset_envs", [])):
+    for env, resets in zip(envs.envs, envs._autoreset_envs):
         game = env.unwrapped
-        state = {"rng": game.np_random.bit_generator.state, "resets": bool(resets)}  # next step
-        if type(game).__name__ in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv"):
+        state = {"rng": game.np_random.bit_generator.state, "resets": bool(resets)}
+        if type(game).__module__.startswith("gymnasium.envs.classic_control"):
             names = ["_elapsed_steps"]
             state["state"] = torch.tensor(np.array(game.state))
         elif isinstance(env, FrameStack) and not game.spec.kwargs["repeat_action_probability"]:
@@ -813,12 +818,13 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         if not all(map(env.has_wrapper_attr, names)):  # no time limit
             return None
         states.append(state | {"wrappers": {name: env.get_wrapper_attr(name) for name in names}})
-    return states or None
+    return states
 
 
 def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     """Put the states back; False if there are none."""
-    for n, (env, state) in enumerate(zip(getattr(envs, "envs", []), states or [])):
+    for n, state in enumerate(states or []):
+        env = envs.envs[n]
         if "emulator" in state:
             emulator = ale_py.ALEState.__new__(ale_py.ALEState)
             emulator.__setstate__(state["emulator"].numpy().tobytes())
@@ -837,8 +843,8 @@ def compiled(function, device: torch.device, example: tuple):
     """A function as one graph, or as it is if its first call, with these arguments, fails."""
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)[0].sum().backward()  # of which the gradient is not used
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -914,7 +920,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")

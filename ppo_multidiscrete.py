@@ -513,6 +513,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -536,7 +537,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = 1 if name in ("gamma", "gae_lambda") else sys.float_info.max
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -706,7 +707,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in getattr(envs, "envs", []):
         game = env.unwrapped
-        exact = type(game).__name__ in ("CartPoleEnv", "AcrobotEnv", "MountainCarEnv")
+        exact = type(game).__module__.startswith("gymnasium.envs.classic_control")
         if not exact or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}
@@ -734,8 +735,8 @@ def compiled(function, device: torch.device, example: tuple):
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -811,7 +812,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys()
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
     require(same_flags, f"{path} is a checkpoint of another script")
