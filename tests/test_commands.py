@@ -39,8 +39,8 @@ def shortened(args):
     """Two iterations of rollouts that are just long enough for the minibatches of `args`, one episode to play."""
     least = 4 * args.num_minibatches  # samples
     num_steps = next(T for T in (2, 4, 8, 16, 32, 64, 128) if args.num_envs * T >= least)
-    fewer = {"num_steps": num_steps, "total_timesteps": 2 * args.num_envs * num_steps, "compile": False}
-    fewer |= {"e_auxiliary": 1} if hasattr(args, "e_auxiliary") else {}
+    fewer = {"num_steps": num_steps, "total_timesteps": 2 * args.num_envs * num_steps}
+    fewer |= {name: value for name, value in (("compile", False), ("e_auxiliary", 1)) if hasattr(args, name)}
     return replace(args, **fewer, eval_episodes=min(args.eval_episodes, 1), cuda=False)
 
 
