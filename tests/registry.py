@@ -374,8 +374,8 @@ MULTI = Script(
     tiny={"env_id": "CartPole-v1", "compile": False} | TINY,
     exact={
         "CartPole, normalized": {"norm_obs": True, "norm_reward": True},
-        "MicroRTS": {"env_id": "MicrortsMining-v1"} | SHORT | {"num_steps": 256},
-        "random opponent": RANDOM_ENEMY | SHORT | {"num_steps": 512},
+        "MicroRTS": {"env_id": "MicrortsMining-v1"} | SHORT,
+        "random opponent": RANDOM_ENEMY | LONG,
         "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
     },
     inexact={
