@@ -376,12 +376,12 @@ MULTI = Script(
         "CartPole, normalized": {"norm_obs": True, "norm_reward": True},
         "MicroRTS": {"env_id": "MicrortsMining-v1"} | SHORT,
         "random opponent": RANDOM_ENEMY | LONG,
+        "discretized": {"env_id": "Pendulum-v1", "discretize_actions": 5} | LONG,
         "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
     },
     inexact={
         "no time limit": {"env_id": "EndlessCartPole-v0"},
         "changed": {"env_id": "ChangedCartPole-v0"},
-        "discretized": {"env_id": "Pendulum-v1", "discretize_actions": 5} | LONG,
         "masks": {"env_id": "Taxi-v4", "norm_obs": True} | LONG,
         "async": {"env_backend": "async"},
     },

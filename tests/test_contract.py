@@ -647,6 +647,8 @@ def test_flags_of_cleanrl_parse_and_have_its_order_and_defaults(script, everythi
         assert {name: getattr(module.Args(), name) for name in theirs} == theirs
     given = {name: values[0] for name, values in CLEANRL.items()}
     given |= {"wandb_entity": "team", "target_kl": 0.01, "seed": 7}
+    of_this_script = ("env_id", "env_backend")  # EnvPool makes no videos
+    given |= {name: script.tiny[name] for name in of_this_script if name in script.tiny}
     for switches in (True, False):
         given |= {name: switches for name, value in given.items() if isinstance(value, bool)}
         flags = [word for item in given.items() for word in flag_of(*item)]
