@@ -3,6 +3,7 @@
 import copy
 import shutil
 import zlib
+from pathlib import Path
 
 import cv2
 import gymnasium as gym
@@ -798,6 +799,29 @@ def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari, mon
     ppo.save_checkpoint(run_dir, checkpoint | {"iteration": 1})
     ppo.train(ppo.parse_args(["--resume", str(run_dir)]))
     assert seeds == [1, 3]
+
+
+def test_a_gymnasium_that_hides_which_games_reset_is_named(tiny_atari, tmp_path):
+    envs = ppo.make_envs(tiny_atari(), tmp_path, 1)
+    envs.reset(seed=1)
+    del envs._autoreset_envs
+    with pytest.raises(ppo.UserError, match="version of gymnasium"):
+        ppo.env_states(envs)
+
+
+def test_losses_that_are_not_finite_stop_the_run(run_atari, monkeypatch):
+    """The advantages are NaN in iteration 2; the checkpoint before stays."""
+    gae, calls = ppo.gae, []
+
+    def spoiled(*inputs):
+        calls.append(1)
+        return gae(*inputs) * (np.nan if len(calls) == 2 else 1)
+
+    monkeypatch.setattr(ppo, "gae", spoiled)
+    with pytest.raises(ppo.UserError, match="iteration 2 .*not finite.*nan"):
+        run_atari(checkpoint_seconds=0)
+    (path,) = Path("runs").glob("*/checkpoint.pt")
+    assert torch.load(path, weights_only=True)["iteration"] == 1
 
 
 def test_envpool_takes_its_seed_when_it_is_made(tiny_atari, tmp_path):
