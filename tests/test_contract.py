@@ -591,7 +591,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, tmp_pa
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     monkeypatch.setitem(sys.modules, "moviepy", None)
     assert "moviepy" in message_of(script, *flags_of(script, capture_video=True)).lower()
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     flags = ["--evaluate", str(finished(script)), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
 
@@ -1062,3 +1062,44 @@ def test_videos_of_training_and_evaluation(script):
     for pattern in ("videos_*", "eval_videos"):
         (video,) = the_run().glob(f"{pattern}/rl-video-episode-0.mp4")
         assert video.stat().st_size > 1000
+
+
+FOLLOWERS = [script for script in SCRIPTS.values() if hasattr(script.module, "follow_robot")]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("script", FOLLOWERS, ids=[script.name for script in FOLLOWERS])
+def test_videos_follow_the_robot(script, tmp_path):
+    """HalfCheetah is orange on a blue floor: as many orange pixels 20 m from the start."""
+    flags = ["--env-id", "HalfCheetah-v4"]
+    if "discretize_actions" in vars(script.module.Args()):
+        flags += ["--discretize-actions", "3"]
+    try:
+        env = script.module.make_env(script.module.parse_args(flags), tmp_path)
+    except script.module.UserError as error:
+        assert "cannot render" in str(error)
+        pytest.skip("MuJoCo cannot render here")
+    orange = []
+    for x in (0, 20):
+        env.reset(seed=0)
+        data = env.unwrapped.data
+        env.unwrapped.set_state(data.qpos + x * np.eye(9)[0], data.qvel)
+        image = env.unwrapped.render().astype(int)
+        orange.append(np.count_nonzero(image[..., 0] > image[..., 2] + 40))
+    env.close()
+    assert orange[0] > 1000 and orange[1] > orange[0] / 2
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="EGL is Linux's way without a screen")
+@pytest.mark.parametrize("script", FOLLOWERS, ids=[script.name for script in FOLLOWERS])
+def test_no_gl_names_the_package(script, tmp_path):
+    """A graphics driver that does not exist: MuJoCo cannot render."""
+    hidden = ("DISPLAY", "MUJOCO_GL")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment["__EGL_VENDOR_LIBRARY_FILENAMES"] = "/nonexistent"
+    flags = ["--env-id", "InvertedPendulum-v4", "--capture-video"]
+    if "discretize_actions" in vars(script.module.Args()):
+        flags += ["--discretize-actions", "3"]
+    done = process(script, *flags, env=environment)
+    assert done.returncode == 1 and "libegl1" in done.stderr and not (tmp_path / "runs").exists()

@@ -843,6 +843,18 @@ def test_only_games_on_the_schedule_are_recorded(frame_skip, tmp_path):
     assert sorted(path.name for path in next(tmp_path.iterdir()).iterdir()) == names
 
 
+@pytest.mark.e2e
+def test_a_run_of_microrts_films_training_and_evaluation(run_multidiscrete):
+    pytest.importorskip("moviepy")
+    long = {"num_steps": 256, "num_minibatches": 4, "total_timesteps": 512, "eval_episodes": 1}
+    result = run_multidiscrete(env_id="MicrortsMining-v1", capture_video=True, **long)
+    (videos,) = result["run_dir"].glob("videos_*")
+    names = {path.name for path in videos.iterdir()}
+    assert names == {"rl-video-episode-0.mp4", "rl-video-episode-1.mp4"}
+    video = result["run_dir"] / "eval_videos" / "rl-video-episode-0.mp4"
+    assert video.stat().st_size > 1000
+
+
 def test_a_lost_game_pays_minus_one_for_each_tick():
     """The opponent's worker attacks our only unit, a worker of one hit point: 6 * -5, and no unit left is clipped."""
     envs = microrts("RandomEnemy", num_envs=1)
