@@ -43,7 +43,7 @@ from tqdm import tqdm
 class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
@@ -68,7 +68,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
+    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -120,7 +120,7 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: Gumbel noise (*shape, A), drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
         return -torch.empty(*shape, self.actor[-1].out_features).exponential_().log()
 
     @torch.no_grad()
@@ -397,7 +397,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -530,7 +530,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(same_flags, f"{path} is a checkpoint of another script")
+    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
     return checkpoint
 
 

@@ -8,7 +8,7 @@
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  on Pong, with the fast settings of docs/results.md, 18 after 2.1M steps and 43 minutes on
+Expect:  on Pong, with the fast settings of README.md, 18 after 2.1M steps and 43 minutes on
          two cores (one seed)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
          details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
@@ -52,7 +52,7 @@ from tqdm import tqdm
 class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
@@ -62,7 +62,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # the game, also as Breakout or BreakoutNoFrameskip-v4
-    total_timesteps: int = 10_000_000  # in all, with those that reset; whole batches only
+    total_timesteps: int = 10_000_000  # in all, reset rows included; only whole batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -77,7 +77,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
+    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -85,7 +85,7 @@ class Args:
     ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [A08]
     noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
-    frame_skip: int = 4  # frames that each action is repeated [A02]
+    frame_skip: int = 4  # frames for which an action is repeated [A02]
     episodic_life: bool = True  # a lost life ends the episode, the end of the game resets it [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
@@ -93,13 +93,13 @@ class Args:
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- environments and speed --
-    repeat_action_probability: float = 0.0  # that the game repeats the last action instead
-    full_action_space: bool = False  # all 18 actions instead of those that the game knows
+    repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
+    full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or to read, resume and film
-    env_threads: int = os.cpu_count() or 1  # of EnvPool
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast; or readable and filmed
+    env_threads: int = os.cpu_count() or 1  # threads of EnvPool
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
-    bf16: bool = False  # convolutions in bfloat16; log-probabilities and losses stay float32
+    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
@@ -156,8 +156,8 @@ class MaxAndSkip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
-    As in EnvPool, info["terminated"] says that the game is over. What happens between a lost life
-    and the next observation is in the info of reset: "reward", and "terminated" if it was the end.
+    As in EnvPool, info["terminated"] says that the game is over. The info of reset has the reward
+    of the steps that it hides, and "terminated" if they ended the game.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -289,14 +289,14 @@ class Agent(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of observations (n, C, 84, 84) uint8."""
-        x = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling to the range of 0 to 1
+        x = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling to 0 to 1
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: Gumbel noise (*shape, A), drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -304,7 +304,8 @@ class Agent(nn.Module):
         """Gumbel-max samples (modes if noise is 0), log-probabilities and values, each (n,)."""
         logits, value = self(obs)
         action = (logits + noise).argmax(-1)
-        return action, logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1), value
+        logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
+        return action, logprob, value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
@@ -380,8 +381,8 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    env_seed = args.seed  # of the first environment; EnvPool takes it only when it is made
-    if checkpoint:  # new games, where they start anew
+    env_seed = args.seed  # EnvPool takes it only when it is made
+    if checkpoint:  # not the first games again, where they start anew
         env_seed += checkpoint["iteration"] * args.num_envs
     envs = make_envs(args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -391,15 +392,14 @@ def train(args: Args) -> dict:
 
     # A rollout
     T, N = args.num_steps, args.num_envs
-    obs = torch.zeros((T + 1, N, 84, 84, args.frame_stack), dtype=torch.uint8, device=device)
-    obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84), in memory the channels stay last
+    obs = torch.from_numpy(np.zeros((T + 1, N, *obs_space.shape), obs_space.dtype)).to(device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs = torch.zeros((T, N), device=device)
     values = torch.zeros((T + 1, N), device=device)
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-    valid = np.ones((T, N), bool)  # False: this step was none, it reset the game
+    valid = np.ones((T, N), bool)  # False: a reset row, no step of the task
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -431,12 +431,12 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)
+        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
 
         # -- rollout --
         rollout_start = time.time()
         noise = agent.draw_noise(T, N).to(device)
-        player = copy.deepcopy(agent)  # --bf16 casts its weights here, not at each of T steps
+        player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
         player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
@@ -466,7 +466,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # row t + 1 is of what followed step t: not reset yet
+        np_values = values.cpu().numpy()  # row t + 1 has what followed step t: resets come after it
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         steps = (rewards, np_values[:T], np_values[1:], ends, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
@@ -476,16 +476,16 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # of real steps: a third of B at least
+        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: every third row at least
         if iteration == start_iteration:
             example = torch.arange(args.batch_size // args.num_minibatches, device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(rows)).repeat(3)  # some rows again, in place of resets
+            order = torch.randperm(len(rows)).repeat(3)  # a few again, so that B stay B
             b_inds = rows[order[: args.batch_size]].to(device)
-            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_of(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
@@ -573,6 +573,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
         args = tyro.cli(Args, args=argv, default=stored)
         free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
         free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
+        free += ["env_backend"] * bool(args.evaluate)
         annealed = stored.anneal_lr or stored.anneal_clip
         if not annealed and args.total_timesteps > stored.total_timesteps:
             free.append("total_timesteps")
@@ -590,7 +591,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**31}
+            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
@@ -602,14 +603,15 @@ def check_args(args: Args) -> None:
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.cuda or torch.cuda.is_available()
     require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
-    if args.env_backend == "envpool":
+    films = args.evaluate and args.capture_video  # on the readable backend
+    if args.env_backend == "envpool" and not films:
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
         given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
         known = args.noop_max >= 1 and args.frame_skip >= 2
         require(known, f"{given} need {readable}: EnvPool takes at least 1 and 2")
-        films = args.capture_video and not args.evaluate
-        require(not films, f"--capture-video needs {readable}: EnvPool shows no frames")
+        none = not args.capture_video
+        require(none, f"--capture-video needs {readable}: EnvPool shows no frames")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -651,7 +653,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """N games that reset in the step after the one that ends an episode, which ignores its action.
+    """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
 
     infos: "reward" is the reward before [A06], "terminated" says that the whole game is over.
     """
@@ -664,11 +666,11 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """The same games in C++ threads, with EnvPool's names for the flags; reset ignores its seed."""
+    """EnvPool's form of these wrappers, in C++ threads; stacks of frames begin otherwise [A07]."""
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
-    games = {name.lower(): name for name in envpool.list_all_envs()}  # it writes TicTacToe3d
+    games = {name.lower(): name for name in envpool.list_all_envs()}  # its capitals can differ
     config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": seed}
     config |= {"noop_max": args.noop_max, "frame_skip": args.frame_skip}  # see [A01], [A02]
     config |= {"episodic_life": args.episodic_life}  # see [A03]
@@ -719,12 +721,12 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """A loss as one graph, or as it is if its first call, with these arguments, fails."""
+    """A function as one graph, or as it is if its first call, with these arguments, fails."""
     print("compiling takes up to a minute (--no-compile does without)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)[0].backward()  # of which the gradient is not used
+        graph(*example)[0].sum().backward()  # zero_grad drops this gradient
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
@@ -802,7 +804,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(same_flags, f"{path} is a checkpoint of another script")
+    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
     return checkpoint
 
 
@@ -826,13 +828,15 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     torch.manual_seed(args.seed)
     obs, infos = envs.reset(seed=seed)
     returns = np.array(infos["reward"], np.float64)
-    playing = np.ones(len(returns), bool)  # its first game, each
+    playing = np.ones(len(returns), bool)  # still in its first game
     with tqdm(total=len(returns), unit="game", leave=False) as bar:
         while playing.any():
             noise = agent.draw_noise(len(returns))
             noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-            action, _, _ = agent.act(torch.from_numpy(obs).to(device), noise.to(device))
-            obs, _, _, truncated, infos = envs.step(action.cpu().numpy().astype(np.int32))
+            obs = torch.from_numpy(obs).to(device)
+            action, _, _ = agent.act(obs, noise.to(device))
+            env_action = action.cpu().numpy().astype(np.int32)
+            obs, _, _, truncated, infos = envs.step(env_action)
             returns += infos["reward"] * playing
             over = playing & np.logical_or(infos["terminated"], truncated)
             playing &= ~over

@@ -47,7 +47,7 @@ from tqdm import tqdm
 class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
@@ -72,7 +72,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
+    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -355,7 +355,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)
+        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -518,7 +518,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**31}.get(name, sys.float_info.max)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
             low = -high if name == "init_log_std" else 0
             require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -707,7 +707,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(same_flags, f"{path} is a checkpoint of another script")
+    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
     return checkpoint
 
 

@@ -8,7 +8,7 @@
 
 Run:     uv run ppo_lstm.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  on CartPole with hidden velocities, with the flags of docs/results.md, 500 after 1M steps
+Expect:  on CartPole with hidden velocities, with the flags of README.md, 500 after 1M steps
          and 90 s on one core (median of 3 seeds)
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
          LSTM details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
@@ -53,7 +53,7 @@ from tqdm import tqdm
 class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # of the networks, the actions, the minibatches and the environments
+    seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
@@ -63,7 +63,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # a game, or an environment that observes vectors, or module:id
-    total_timesteps: int = 10_000_000  # in all, with those that reset; whole batches only
+    total_timesteps: int = 10_000_000  # in all, reset rows included; only whole batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -78,7 +78,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs once the mean KL of one exceeds this [X03]
+    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -87,7 +87,7 @@ class Args:
     lstm: bool = True  # remember; otherwise the LSTM forgets after every step
     mask_velocity: bool = False  # hide the velocities of classic control and of LunarLander
     noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
-    frame_skip: int = 4  # frames that each action is repeated [A02]
+    frame_skip: int = 4  # frames for which an action is repeated [A02]
     episodic_life: bool = True  # a lost life ends the episode, the end of the game resets it [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
@@ -95,13 +95,13 @@ class Args:
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- environments and speed --
-    repeat_action_probability: float = 0.0  # that the game repeats the last action instead
-    full_action_space: bool = False  # all 18 actions instead of those that the game knows
+    repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
+    full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # of games: fast, or to read and film
-    env_threads: int = os.cpu_count() or 1  # of EnvPool
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # of games: fast; or readable, filmed
+    env_threads: int = os.cpu_count() or 1  # threads of EnvPool
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
-    bf16: bool = False  # convolutions in bfloat16; log-probabilities and losses stay float32
+    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
@@ -181,8 +181,8 @@ class MaxAndSkip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
-    As in EnvPool, info["terminated"] says that the game is over. What happens between a lost life
-    and the next observation is in the info of reset: "reward", and "terminated" if it was the end.
+    As in EnvPool, info["terminated"] says that the game is over. The info of reset has the reward
+    of the steps that it hides, and "terminated" if they ended the game.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -341,7 +341,7 @@ class Agent(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: Gumbel noise (*shape, A), drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -449,8 +449,8 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    env_seed = args.seed  # of the first environment; EnvPool takes it only when it is made
-    if checkpoint:  # new games, where they start anew
+    env_seed = args.seed  # EnvPool takes it only when it is made
+    if checkpoint:  # not the first games again, where they start anew
         env_seed += checkpoint["iteration"] * args.num_envs
     envs = make_envs(args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -467,7 +467,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-    valid = np.ones((T, N), bool)  # False: this step was none, it reset the game
+    valid = np.ones((T, N), bool)  # False: a reset row, no step of the task
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -501,20 +501,21 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)
+        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
 
         # -- rollout --
         rollout_start = time.time()
         initial_state = lstm_state  # (2, N, H)
         noise = agent.draw_noise(T, N).to(device)
-        player = copy.deepcopy(agent)  # --bf16 casts its weights here, not at each of T steps
+        player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
         player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+        player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             valid[t] = next_valid
             played = player.act(obs[t], lstm_state, noise[t])
             actions[t], logprobs[t], values[t], lstm_state = played
-            kept = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: this row only resets
+            kept = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: forget after this row
             lstm_state = lstm_state * kept[:, None]  # [L03] reset at the ends of episodes
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, infos = envs.step(env_action)
@@ -538,8 +539,8 @@ def train(args: Args) -> dict:
 
         # -- advantages --
         update_start = time.time()
-        values[T] = agent.act(obs[T], lstm_state, noise[0])[2]
-        np_values = values.cpu().numpy()  # row t + 1 is of what followed step t: not reset yet
+        values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # any noise: the action is not used
+        np_values = values.cpu().numpy()  # row t + 1 has what followed step t: resets come after it
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         steps = (rewards, np_values[:T], np_values[1:], ends, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
@@ -550,8 +551,8 @@ def train(args: Args) -> dict:
         batch = {"actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # of real steps: a third of B at least
-        remembered = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros follow
+        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: every third row at least
+        remembered = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros after this row
         if iteration == start_iteration:
             encode, loss_of = Agent.encode, minibatch_loss
             if args.compile:
@@ -564,14 +565,14 @@ def train(args: Args) -> dict:
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
-            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 if args.compile:  # what one graph returns, another one must not overwrite
                     torch.compiler.cudagraph_mark_step_begin()
                 mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
                 hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
-                real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs].T))  # of M, not resets
-                order = torch.randperm(len(real)).repeat(3)  # some again, in place of resets
-                real = real[order[: len(mb_inds)]].to(device)
+                real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
+                order = torch.randperm(len(real)).repeat(3)  # a few again, so that M stay M
+                real = torch.from_numpy(real)[order[: len(mb_inds)]].to(device)
                 mb = {name: b[mb_inds[real]] for name, b in batch.items()}
                 mb["hidden"] = hidden[real]
                 loss, stats = loss_of(agent, mb, clip_coef, args)
@@ -661,6 +662,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
         args = tyro.cli(Args, args=argv, default=stored)
         free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
         free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
+        free += ["env_backend"] * bool(args.evaluate)
         annealed = stored.anneal_lr or stored.anneal_clip
         if not annealed and args.total_timesteps > stored.total_timesteps:
             free.append("total_timesteps")
@@ -678,7 +680,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**31}
+            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
@@ -691,14 +693,15 @@ def check_args(args: Args) -> None:
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.cuda or torch.cuda.is_available()
     require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
-    if args.env_backend == "envpool" and game_name(args.env_id):
+    films = args.evaluate and args.capture_video  # on the readable backend
+    if args.env_backend == "envpool" and game_name(args.env_id) and not films:
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
         given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
         known = args.noop_max >= 1 and args.frame_skip >= 2
         require(known, f"{given} need {readable}: EnvPool takes at least 1 and 2")
-        films = args.capture_video and not args.evaluate
-        require(not films, f"--capture-video needs {readable}: EnvPool shows no frames")
+        none = not args.capture_video
+        require(none, f"--capture-video needs {readable}: EnvPool shows no frames")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -725,7 +728,7 @@ def game_name(env_id: str) -> str:
 
 
 def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment that is no game, which the flags of games leave alone."""
+    """An environment with vectors; the flags of games do nothing here."""
     try:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
@@ -762,7 +765,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """N games that reset in the step after the one that ends an episode, which ignores its action.
+    """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
 
     infos: "reward" is the reward before [A06], "terminated" says that the whole game is over.
     """
@@ -775,11 +778,11 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """The same games in C++ threads, with EnvPool's names for the flags; reset ignores its seed."""
+    """EnvPool's form of these wrappers, in C++ threads; stacks of frames begin otherwise [A07]."""
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
-    games = {name.lower(): name for name in envpool.list_all_envs()}  # it writes TicTacToe3d
+    games = {name.lower(): name for name in envpool.list_all_envs()}  # its capitals can differ
     config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": seed}
     config |= {"noop_max": args.noop_max, "frame_skip": args.frame_skip}  # see [A01], [A02]
     config |= {"episodic_life": args.episodic_life}  # see [A03]
@@ -845,7 +848,7 @@ def compiled(function, device: torch.device, example: tuple):
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)[0].sum().backward()  # of which the gradient is not used
+        graph(*example)[0].sum().backward()  # zero_grad drops this gradient
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
@@ -923,7 +926,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(same_flags, f"{path} is a checkpoint of another script")
+    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
     return checkpoint
 
 
@@ -947,7 +950,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     torch.manual_seed(args.seed)
     obs, infos = envs.reset(seed=seed)
     returns = np.array(infos["reward"], np.float64)
-    playing, valid = np.ones((2, len(returns)), bool)  # its first game, each; see train
+    playing, valid = np.ones((2, len(returns)), bool)  # still in its first game; see train
     lstm_state = torch.zeros((2, len(returns), agent.lstm.hidden_size), device=device)
     with tqdm(total=len(returns), unit="game", leave=False) as bar:
         while playing.any():

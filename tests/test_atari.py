@@ -906,6 +906,17 @@ def test_without_envpool_the_message_says_what_does(monkeypatch):
         ppo.parse_args([])
 
 
+def test_what_envpool_has_learned_can_be_played_and_filmed_without_it(run_atari, monkeypatch):
+    pytest.importorskip("envpool")
+    run_dir = run_atari(env_backend="envpool")["run_dir"]
+    monkeypatch.setattr(ppo, "find_spec", lambda name: name != "envpool")
+    play = ["--evaluate", str(run_dir), "--eval-episodes", "1"]
+    assert ppo.parse_args([*play, "--env-backend", "gymnasium"]).env_backend == "gymnasium"
+    assert ppo.parse_args([*play, "--capture-video"]).capture_video
+    with pytest.raises(ppo.UserError, match="--env-backend gymnasium"):
+        ppo.parse_args(play)
+
+
 @pytest.mark.parametrize(
     "cpuinfo, said", [("avx2", True), ("avx512_bf16", False), ("amx_bf16", False)]
 )
