@@ -38,6 +38,7 @@ class Script:
     different: dict[str, str] = field(default_factory=dict)
     whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
+    steps_of_seconds: int = 12_800  # of the second case of `exact`: a run of some seconds
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
     negative: set[str] = field(default_factory=set)  # and less
@@ -264,6 +265,7 @@ ATARI_SCRIPT = Script(
     own=None,
     wrong_env={"HalfCheetah-v4": ["HalfCheetah-v4", "no Atari game"]},
     by_hand=None,
+    steps_of_seconds=2_560,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI,
     lines=865,  # the design has 820, 450 and 260
