@@ -18,6 +18,7 @@ Letters: T steps of N environments make a batch of B = T * N samples, a minibatc
 """
 
 import copy
+import ctypes
 import difflib
 import json
 import math
@@ -439,6 +440,7 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    keep_freed_memory()
     if not game_name(args.env_id):
         torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -840,6 +842,14 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
             env.set_wrapper_attr(name, value)
         envs._autoreset_envs[n] = state["resets"]
     return states is not None
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the same
 
 
 def compiled(function, device: torch.device, example: tuple):
