@@ -1002,8 +1002,10 @@ def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
     case = list(script.inexact.values())[-1]
     flags = flags_of(script, **case | {"total_timesteps": 10_000_000})
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = subprocess.Popen(command(script, *flags), **pipes, start_new_session=True)
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    how |= {"start_new_session": True}
+    how["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs may ignore it
+    running = subprocess.Popen(command(script, *flags), **how)
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")), running)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=60)
