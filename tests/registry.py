@@ -325,6 +325,7 @@ LSTM_SCRIPT = Script(
         "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
     },
     by_hand=None,
+    steps_of_seconds=5_120,
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,

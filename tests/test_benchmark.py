@@ -187,21 +187,6 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(copy):
     assert output.startswith("FAIL") and "gamma 0.99 (asked for: 0.9); delete it" in output
 
 
-@pytest.mark.e2e
-def test_a_script_of_the_old_form_writes_its_checkpoint_before_the_suite_ends(copy):
-    small = {"ENVS": "CartPole-v1", "SEEDS": "1", "FLAGS": "--checkpoint-every 0 --no-compile"}
-    process = suite(copy, "benchmark/multidiscrete.sh", "classic", **small)
-    wait_for(
-        lambda: [p for p in copy.glob("runs/*/episodes.csv") if p.stat().st_size > 99], process
-    )
-    assert checkpoint_of(copy, 1) == 0
-    os.killpg(process.pid, signal.SIGINT)
-    assert "start the suite again" in output_of(process, code=130)
-    assert checkpoint_of(copy, 1) > 0 and trains(copy) == []
-    again = suite(copy, "benchmark/multidiscrete.sh", "classic", "--dry-run", **small)
-    assert "--resume runs/CartPole-v1__classic__1__" in output_of(again)
-
-
 def test_a_run_is_resumed_if_it_has_a_checkpoint_and_the_arguments_asked_for(copy):
     def run(stamp: int, checkpoint: bool, command: str = "ppo.py", **changes) -> Path:
         run_dir = copy / "runs" / f"CartPole-v1__ppo__1__{stamp}"
