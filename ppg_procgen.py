@@ -178,13 +178,6 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, init: str) -> nn.Module
     return layer
 
 
-class FlattenChannelsLast(nn.Module):
-    """(n, C, H, W) to (n, H * W * C), baselines' order: no copy if the channels are last."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 2, 3, 1).flatten(1)
-
-
 class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut, (n, channels, H, W) to the same."""
 
@@ -210,7 +203,7 @@ class Agent(nn.Module):
                 layers.append(layer_init(nn.Conv2d(c_in, c_out, 3, padding=1), 1.0, args.init))
                 layers.append(nn.MaxPool2d(3, stride=2, padding=1))
                 layers += [ResidualBlock(c_out, args.init) for _ in range(2)]
-            layers += [nn.ReLU(), FlattenChannelsLast()]
+            layers += [nn.ReLU(), nn.Flatten()]
             layers.append(layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init))
             layers += [nn.LayerNorm(256)] if args.layer_norm else []
             return nn.Sequential(*layers, nn.ReLU())
