@@ -23,9 +23,7 @@ scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 ALL_NAMES = [row.path.name for row in SCRIPTS.values()]
 all_scripts = pytest.mark.parametrize("script", ALL_NAMES)
 children = [row for row in SCRIPTS.values() if row.parent]
-children_of_a_parent = pytest.mark.parametrize(
-    "script", children, ids=[row.name for row in children]
-)
+patches = pytest.mark.parametrize("script", children, ids=[row.name for row in children])
 
 
 def source_of(script: str) -> str:
@@ -200,7 +198,7 @@ def changed_lines(script: Script) -> list[str]:
     return [line for line in done.stdout.splitlines() if line[0] in "<>"]
 
 
-@children_of_a_parent
+@patches
 def test_a_child_is_a_patch_of_its_parent(script):
     assert 0 < len(changed_lines(script)) <= script.changed
 
@@ -226,7 +224,7 @@ def pieces_of(script: Script) -> dict[str, str]:
     return pieces | {f"train: {name}": text for name, text in blocks.items()}
 
 
-@children_of_a_parent
+@patches
 def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
     """What differs is listed in the registry with a reason, and nothing is listed in vain."""
     ours, theirs = pieces_of(script), pieces_of(SCRIPTS[script.parent])
@@ -369,9 +367,8 @@ def test_readme_mentions_no_flag_that_does_not_exist():
 
 def test_readme_mentions_every_metric():
     text = readme()
-    assert [
-        tag for tag in {tag for row in SCRIPTS.values() for tag in row.tags} if tag not in text
-    ] == []
+    tags = {tag for row in SCRIPTS.values() for tag in row.tags}
+    assert [tag for tag in tags if tag not in text] == []
 
 
 @all_scripts
