@@ -523,8 +523,8 @@ def train(args: Args) -> dict:
                 name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
                 minibatches = torch.randperm(R).split(args.num_aux_rollouts * args.n_aux_grad_accum)
                 aux_metrics = []
-                options = {"desc": name_of_pass, "leave": False, "mininterval": bar.mininterval}
-                for rows in tqdm(minibatches, **options):
+                options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
+                for rows in tqdm(minibatches, name_of_pass, **options):
                     mb_obs = torch.from_numpy(stored_rollouts(args, run_dir)[rows.numpy()])
                     mb = {"obs": mb_obs.to(device)}
                     mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}

@@ -26,14 +26,12 @@ from tqdm import tqdm
 
 import ppg_procgen as ppg
 import ppo_procgen as ppo
+from registry import OPENAI
 
 ROOT = Path(ppg.__file__).parent
 scripts = pytest.mark.parametrize("script", [ppo, ppg], ids=["ppo", "ppg"])
 needs_procgen = pytest.mark.skipif(find_spec("procgen") is None, reason="procgen-mirror is not installed")
 
-# The flags that make ppg_procgen.py what openai/phasic-policy-gradient runs, and those of its PPO baseline
-OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss": False, "vf_coef": 1.0}
-OPENAI |= {"max_grad_norm": 0.0, "norm_reward_rollout": True, "reward_gamma": 0.99}
 
 
 def flags_in_readme(words: str) -> list[str]:
@@ -83,15 +81,15 @@ def flat(agent: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in agent.parameters()])
 
 
-def new_adam(agent, rows: int = 1) -> dict:
-    num_params = sum(p.numel() for p in agent.parameters())
-    return {name: torch.zeros(rows, num_params) for name in ("exp_avg", "exp_avg_sq", "step")}
+def agent_of(script, args) -> torch.nn.Module:
+    obs_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    return script.Agent(obs_space, gym.spaces.Discrete(15), args)
 
 
 def policy_batch(agent, size: int, seed: int = 0) -> dict:
     """A random batch whose log-probabilities are those of the agent."""
     torch.manual_seed(seed)
-    batch = {"obs": images(size, seed), "actions": torch.randint(0, 15, (size,)), "valid": torch.ones(size)}
+    batch = {"obs": images(size, seed), "actions": torch.randint(0, 15, (size,))}
     batch |= {name: torch.randn(size) for name in ("advantages", "returns", "values")}
     with torch.no_grad():
         batch["logprobs"] = agent.evaluate_actions(batch["obs"], batch["actions"])[0]
@@ -124,9 +122,9 @@ IMPALA = ([1.0] + [RESIDUAL] * 4) * 3 + [1.4]
 def test_normed_initialization_has_the_published_scales(tiny_procgen):
     """The norm of each unit's weights, by a loop in float64; the directions are those of torch's default."""
     torch.manual_seed(0)
-    agent = ppg.Agent(15, tiny_procgen(ppg, arch="dual"))
+    agent = agent_of(ppg, tiny_procgen(ppg, arch="dual"))
     torch.manual_seed(0)
-    default = ppg.Agent(15, tiny_procgen(ppg, arch="dual", init="torch"))
+    default = agent_of(ppg, tiny_procgen(ppg, arch="dual", init="torch"))
     layers = layers_of(agent)
     assert len(layers) == 2 * 16 + 3
     for layer, other, scale in zip(layers, layers_of(default), IMPALA + IMPALA + [0.1] * 3, strict=True):
@@ -140,7 +138,7 @@ def test_normed_initialization_has_the_published_scales(tiny_procgen):
 @scripts
 def test_orthogonal_initialization(script, tiny_procgen):
     torch.manual_seed(0)
-    agent = script.Agent(15, tiny_procgen(script, init="orthogonal"))
+    agent = agent_of(script, tiny_procgen(script, init="orthogonal"))
     heads = [0.01, 1.0] if script is ppo else [0.1] * 3
     for layer, scale in zip(layers_of(agent), IMPALA + heads, strict=True):
         weight = layer.weight.detach().flatten(1).double()
@@ -152,7 +150,7 @@ def test_orthogonal_initialization(script, tiny_procgen):
 def test_ppo_has_the_network_of_torch_and_orthogonal_heads(ortho_init, tiny_procgen):
     """torch's default is uniform within 1 / sqrt(inputs), for weights and biases."""
     torch.manual_seed(0)
-    agent = ppo.Agent(15, tiny_procgen(ppo, ortho_init=ortho_init))
+    agent = agent_of(ppo, tiny_procgen(ppo, ortho_init=ortho_init))
     *network, actor, critic = layers_of(agent)
     for layer in network + [actor, critic] * (not ortho_init):
         bound = layer.weight[0].numel() ** -0.5
@@ -186,7 +184,7 @@ def hidden_by_hand(network, x: torch.Tensor) -> torch.Tensor:
 def test_forward_is_the_network_by_hand(script, layer_norm, tiny_procgen):
     torch.manual_seed(0)
     heads = {"ortho_init": False} if script is ppo else {}
-    agent = script.Agent(15, tiny_procgen(script, layer_norm=layer_norm, init="torch", **heads))
+    agent = agent_of(script, tiny_procgen(script, layer_norm=layer_norm, init="torch", **heads))
     agent = agent.to(memory_format=torch.channels_last)
     obs = images(3)
     hidden = hidden_by_hand(agent.network, obs.float().permute(0, 3, 1, 2).contiguous() / 255)
@@ -206,7 +204,7 @@ def test_dual_and_separate_networks(tiny_procgen):
     obs = images(3)
     x = obs.float().permute(0, 3, 1, 2) / 255
     for script, changes in ((ppo, {"shared_network": False}), (ppg, {"arch": "dual"})):
-        agent = script.Agent(15, tiny_procgen(script, init="torch", **changes))
+        agent = agent_of(script, tiny_procgen(script, init="torch", **changes))
         logits, value = agent(obs)
         hidden, value_hidden = hidden_by_hand(agent.network, x), hidden_by_hand(agent.value_network, x)
         torch.testing.assert_close(logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4)
@@ -219,17 +217,15 @@ def test_dual_and_separate_networks(tiny_procgen):
 
 @scripts
 def test_bf16_stays_inside_the_network(script, tiny_procgen):
+    """In all that the network does: heads and losses are float32."""
     torch.manual_seed(0)
-    args = tiny_procgen(script, init="torch", bf16=True)
-    agent = script.Agent(15, args).to(memory_format=torch.channels_last)
-    if script is ppo:
-        plain = ppo.Agent(15, tiny_procgen(ppo))
-        plain.load_state_dict(agent.state_dict())
-        outputs, others = agent(images(8)), plain(images(8))
-    else:  # a policy phase knows no bfloat16
-        outputs, others = agent.all_heads(images(8), args.bf16), agent.all_heads(images(8))
-        assert torch.equal(agent(images(8))[0], others[0])
-    for mine, other in zip(outputs, others, strict=True):
+    agent = agent_of(script, tiny_procgen(script, init="torch", bf16=True))
+    agent = agent.to(memory_format=torch.channels_last)
+    plain = agent_of(script, tiny_procgen(script, init="torch"))
+    plain.load_state_dict(agent.state_dict())
+    forward = (lambda a: a(images(8))) if script is ppo else (lambda a: a.all_heads(images(8)))  # noqa: E731
+    outputs = forward(agent)
+    for mine, other in zip(outputs, forward(plain), strict=True):
         assert mine.dtype == torch.float32 and 0 < (mine - other).abs().max() < 0.02
     sum(output.sum() for output in outputs).backward()
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in agent.parameters())
@@ -259,8 +255,9 @@ def test_auxiliary_losses_are_those_of_a_loop(beta_clone, tiny_procgen):
     loss, stats = ppg.aux_loss(*inputs, mb, tiny_procgen(ppg, beta_clone=beta_clone))
     expected, expected_stats = aux_loss_by_hand(logits, value, aux_value, mb, beta_clone)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
-    np.testing.assert_allclose(stats, expected_stats, rtol=1e-12)
-    assert min(expected_stats) > 0.1 and not stats.requires_grad
+    np.testing.assert_allclose([*stats.values()], expected_stats, rtol=1e-12)
+    assert list(stats) == ["kl_loss", "aux_value_loss", "real_value_loss"]
+    assert min(expected_stats) > 0.1 and not any(stat.requires_grad for stat in stats.values())
     # the gradients of softmax cross-entropy and of squares, in closed form
     grads = torch.autograd.grad(loss, inputs)
     torch.testing.assert_close(grads[0], beta_clone * (logits.softmax(1) - old_logits.softmax(1)) / 40)
@@ -272,7 +269,8 @@ def test_cloning_of_the_same_policy_costs_nothing(tiny_procgen):
     logits, zero = torch.randn(5, 15), torch.zeros(5)
     mb = {"logits": logits + 3.0, "returns": zero}  # a constant more in all logits is the same policy
     _, stats = ppg.aux_loss(logits, zero, zero, mb, tiny_procgen(ppg))
-    assert abs(stats[0]) < 1e-6 and stats[1] == stats[2] == 0
+    kl_loss, *others = stats.values()
+    assert abs(kl_loss) < 1e-6 and others == [0, 0]
 
 
 # -- what trains what --
@@ -285,7 +283,7 @@ def has_gradient(loss, module) -> bool:
 def test_which_loss_trains_which_network(arch, value_trains, tiny_procgen):
     """In both phases the value loss stays out of a policy network of its own; the auxiliary one trains it."""
     torch.manual_seed(0)
-    agent = ppg.Agent(15, tiny_procgen(ppg, arch=arch))
+    agent = agent_of(ppg, tiny_procgen(ppg, arch=arch))
     names = ["network", "value_network", "actor", "critic", "aux_critic"]
     modules = {name: getattr(agent, name) for name in names if getattr(agent, name) is not None}
     mb = aux_batch(4)
@@ -301,80 +299,47 @@ def test_which_loss_trains_which_network(arch, value_trains, tiny_procgen):
 
 @pytest.mark.parametrize("arch", ["detach", "dual", "shared"])
 def test_value_loss_of_the_policy_phase_and_the_trunk(arch, tiny_procgen):
-    """The whole update with no advantage and no entropy bonus: what changes is what the value loss trains."""
+    """No advantage and no entropy bonus: what has a gradient is what the value loss trains."""
     torch.manual_seed(0)
     args = tiny_procgen(ppg, arch=arch, ent_coef=0.0)
-    agent = ppg.Agent(15, args)
-    before, batch = copy.deepcopy(agent.state_dict()), policy_batch(agent, 16)
+    agent = agent_of(ppg, args)
+    batch = policy_batch(agent, 16)
     batch["advantages"].zero_()
-    adam = {name: tensor[0, :-257] for name, tensor in new_adam(agent).items()}
-    ppg.update(agent, adam, batch, torch.arange(16), torch.tensor(1e-3), torch.tensor(0.2), args)
-    changed = {name.split(".")[0] for name, p in agent.state_dict().items() if not torch.equal(p, before[name])}
-    assert changed == {"critic"} | {"detach": set(), "dual": {"value_network"}, "shared": {"network"}}[arch]
+    ppg.accumulate(ppg.minibatch_loss, agent, batch, 16, torch.tensor(0.2), args)
+    value_trains = {"detach": set(), "dual": {"value_network"}, "shared": {"network"}}[arch]
+    assert trained_by_its_gradient(agent) == {"critic"} | value_trains
+    assert agent.aux_critic.weight.grad is None  # not 0: Adam would move it by its momentum
+
+
+def trained_by_its_gradient(agent) -> set[str]:
+    named = [(name, p.grad) for name, p in agent.named_parameters()]
+    return {name.split(".")[0] for name, grad in named if grad is not None and grad.any()}
 
 
 def test_auxiliary_phase_trains_the_trunk_through_the_auxiliary_head(tiny_procgen):
-    """Without cloning only the two value losses are left, and the true one is detached: the trunk changes."""
+    """Without cloning two value losses are left, and the true one is detached."""
     torch.manual_seed(0)
     args = tiny_procgen(ppg, beta_clone=0.0)
-    agent = ppg.Agent(15, args)
-    before = copy.deepcopy(agent.state_dict())
-    adam = {name: tensor[0] for name, tensor in new_adam(agent).items()}
-    ppg.aux_update(agent, adam, aux_batch(16), torch.tensor(1e-3), args)
-    changed = {name.split(".")[0] for name, p in agent.state_dict().items() if not torch.equal(p, before[name])}
-    assert changed == {"network", "critic", "aux_critic"}
+    agent = agent_of(ppg, args)
+    ppg.accumulate(ppg.minibatch_aux_loss, agent, aux_batch(16), 16, args)
+    assert trained_by_its_gradient(agent) == {"network", "critic", "aux_critic"}
 
 
-# -- optimizer --
-@pytest.mark.parametrize("own", [False, True])
-def test_both_phases_step_as_torch_adam(own, tiny_procgen):
-    """Two policy phases and two auxiliary ones against torch's Adam, which leaves parameters without gradient alone.
-
-    In particular nothing of a policy phase's last gradient is left in the auxiliary phase. Both step from the same
-    weights each time, since rounding grows with the steps.
-    """
-    torch.manual_seed(0)
-    args = tiny_procgen(ppg, adam_eps=1e-4, init="torch")
-    agent = ppg.Agent(15, args)
-    theirs = copy.deepcopy(agent)
-    adam = new_adam(agent, rows=1 + own)
-    policy_adam = {name: tensor[0, :-257] for name, tensor in adam.items()}
-    aux_adam = {name: tensor[-1] for name, tensor in adam.items()}
-    optimizers = [torch.optim.Adam(theirs.parameters(), lr=1e-3, eps=1e-4) for _ in range(1 + own)]
-    batch, clip_coef, all_inds = policy_batch(agent, 8), torch.tensor(0.2), torch.arange(8)
-    for i, phase in enumerate(["policy", "policy", "aux", "aux", "policy", "policy", "aux"]):
-        theirs.load_state_dict(agent.state_dict())
-        start = flat(theirs)
-        if phase == "policy":
-            ppg.update(agent, policy_adam, batch, all_inds, torch.tensor(1e-3), clip_coef, args)
-            outputs = theirs.evaluate_actions(batch["obs"], batch["actions"])
-            loss, _ = ppg.ppo_loss(*outputs, batch, clip_coef, args)
-        else:
-            mb = aux_batch(8, seed=i)
-            ppg.aux_update(agent, aux_adam, mb, torch.tensor(1e-3), args)
-            loss, _ = ppg.aux_loss(*theirs.all_heads(mb["obs"]), mb, args)
-        optimizer = optimizers[0 if phase == "policy" else -1]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(theirs.parameters(), args.max_grad_norm)
-        optimizer.step()
-        step, aux_step = flat(theirs) - start, (flat(theirs) - start)[-257:]
-        assert (flat(agent) - flat(theirs)).norm() < 1e-3 * step.norm() and step.norm() > 1e-3
-        assert (flat(agent) - flat(theirs))[-257:].norm() <= 1e-3 * aux_step.norm()
-        assert (aux_step.norm() == 0) == (phase == "policy")
-
-
-@pytest.mark.parametrize("micro_batch, sizes", [(0, [16]), (8, [8, 8]), (4, [4] * 4), (5, [5, 5, 5, 1])])
+# -- parts of a minibatch --
+@pytest.mark.parametrize("size, sizes", [(64, [16]), (8, [8, 8]), (4, [4] * 4), (5, [5, 5, 5, 1])])
 @pytest.mark.parametrize("phase", ["ppo", "policy", "auxiliary"])
-def test_parts_of_a_minibatch_add_up_to_its_step(phase, micro_batch, sizes, tiny_procgen, monkeypatch):
-    """torch's Adam on the loss of the whole minibatch makes the same step; the network holds one part at a time."""
+def test_parts_of_a_minibatch_add_up_to_its_gradient(phase, size, sizes, tiny_procgen, monkeypatch):
+    """And to its diagnostics; the network holds one part at a time."""
     torch.manual_seed(0)
     script = ppo if phase == "ppo" else ppg
-    args = tiny_procgen(script, micro_batch=micro_batch, adam_eps=1e-4, init="torch", norm_adv=True)
-    agent = script.Agent(15, args)
-    theirs, batch, aux, mb_inds = copy.deepcopy(agent), policy_batch(agent, 20), aux_batch(16), torch.arange(20)[3:19]
-    batch["advantages"] = batch["advantages"] * torch.arange(20) + 5  # parts that are normalized alone would show it
-    mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
+    args = tiny_procgen(script, init="torch")
+    agent = agent_of(script, args)
+    mb = aux_batch(16) if phase == "auxiliary" else policy_batch(agent, 16)
+    rest = (args,) if phase == "auxiliary" else (torch.tensor(0.2), args)
+    loss_of = ppg.minibatch_aux_loss if phase == "auxiliary" else script.minibatch_loss
+    loss, expected = loss_of(agent, mb, *rest)
+    params = [p for name, p in agent.named_parameters() if "aux" not in name or phase != "policy"]
+    grads = torch.autograd.grad(loss, params)
     network, seen, outputs = script.nn.Sequential.forward, [], []
 
     def watched(self, x):
@@ -384,36 +349,33 @@ def test_parts_of_a_minibatch_add_up_to_its_step(phase, micro_batch, sizes, tiny
         outputs.append(weakref.ref(result))
         return result
 
-    adam = {name: torch.zeros(flat(agent).numel() - 257 * (phase == "policy")) for name in new_adam(agent)}
     monkeypatch.setattr(script.nn.Sequential, "forward", watched)
-    if phase == "auxiliary":
-        stats = ppg.aux_update(agent, adam, aux, torch.tensor(1e-3), args)
-    else:
-        stats = script.update(agent, adam, batch, mb_inds, torch.tensor(1e-3), torch.tensor(0.2), args)
-    monkeypatch.setattr(script.nn.Sequential, "forward", network)
-    assert seen == sizes
-
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=1e-3, eps=1e-4)
-    if phase == "auxiliary":
-        loss, expected = ppg.aux_loss(*theirs.all_heads(aux["obs"]), aux, args)
-    else:
-        advantages = mb["advantages"].double().numpy()
-        mb["advantages"] = torch.tensor((advantages - advantages.mean()) / (advantages.std() + 1e-8)).float()
-        outputs = theirs.evaluate_actions(mb["obs"], mb["actions"])
-        loss, expected = script.ppo_loss(*outputs, mb, torch.tensor(0.2), args)
-    start = flat(theirs)
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), args.max_grad_norm)
-    optimizer.step()
-    torch.testing.assert_close(stats, torch.cat([expected, norm[None]]), rtol=1e-4, atol=1e-6)
-    assert (flat(agent) - flat(theirs)).norm() < 1e-3 * (flat(theirs) - start).norm()
+    stats = script.accumulate(loss_of, agent, mb, size, *rest)
+    assert seen == sizes and stats.keys() == expected.keys()
+    for name, stat in stats.items():
+        torch.testing.assert_close(stat, expected[name], rtol=1e-4, atol=1e-6)
+    error = sum((p.grad - grad).square().sum() for p, grad in zip(params, grads)).sqrt()
+    assert error < 1e-4 * sum(grad.square().sum() for grad in grads).sqrt()
 
 
-def test_parts_fit_the_cache_of_a_cpu_and_a_gpu_takes_all(tiny_procgen):
-    sizes = {"cpu": 64, "meta": 200}  # meta: any device that is no CPU
-    for device, size in sizes.items():
-        obs = torch.zeros(200, 64, 64, 3, device=device)
-        assert [ppo.part_size(obs, tiny_procgen(ppo, micro_batch=given)) for given in (0, 9)] == [size, 9]
+@pytest.mark.parametrize("micro_batch, sizes", [(0, {64}), (48, {48, 32}), (1000, {128})])
+@scripts
+def test_a_cpu_computes_64_samples_at_a_time(script, micro_batch, sizes, run_procgen, spy):
+    """oneDNN's convolutions are slow with more; --micro-batch says how many."""
+    calls = spy(script, "minibatch_loss")
+    size = {"num_steps": 64, "num_minibatches": 2, "total_timesteps": 256, "micro_batch": micro_batch}
+    run_procgen(script, **size, **light(script))
+    assert {len(mb["obs"]) for (_, mb, *_), _ in calls} == sizes
+
+
+def test_advantages_are_normalized_over_the_minibatch_not_over_a_part(run_procgen, spy):
+    calls, accumulated = spy(ppo, "minibatch_loss"), spy(ppo, "accumulate")
+    run_procgen(ppo, micro_batch=8, total_timesteps=64, **light(ppo))
+    assert len(calls) == 4 * len(accumulated)
+    for (_, _, mb, *_), _ in accumulated:
+        assert abs(mb["advantages"].mean()) < 1e-6
+        assert mb["advantages"].std(correction=0).item() == pytest.approx(1, rel=1e-3)
+    assert abs(calls[0][0][1]["advantages"].mean()) > 1e-3
 
 
 # -- the real games --
@@ -1125,7 +1087,7 @@ def test_compiled_run_is_the_eager_run(own, run_procgen, tiny_procgen, monkeypat
     gpu = torch.cuda.is_available()
     flags = {"aux_adam": own, "adam_eps": 1e-3, "init": "torch", "total_timesteps": 256, "cuda": gpu}
     torch.manual_seed(1)  # the seed of the run
-    start = flat(ppg.Agent(15, tiny_procgen(ppg, init="torch")))
+    start = flat(agent_of(ppg, tiny_procgen(ppg, init="torch")))
 
     def change(**more) -> torch.Tensor:
         weights = checkpoint_of(run_procgen(ppg, **flags | more))["agent"].values()
