@@ -694,7 +694,7 @@ def spoil(run_dir: Path, how: str) -> None:
         case "hostile pickle":
             path.write_bytes(pickle.dumps(Hostile()))
         case "another script":
-            torch.save(checkpoint | {"args": checkpoint["args"] | {"beta_clone": 1.0}}, path)
+            torch.save(checkpoint | {"args": checkpoint["args"] | {"of_another": 1.0}}, path)
         case "older flags":
             del checkpoint["args"]["gamma"]
             torch.save(checkpoint, path)
