@@ -995,13 +995,12 @@ def test_progress_of_the_auxiliary_phase(run_procgen, monkeypatch):
 
     def watched(*args, **options):
         bars.append(tqdm(*args, **options | {"disable": True}))
-        bars[-1].desc, bars[-1].steps = options.get("desc"), args and len(args[0])
+        bars[-1].shown = args and (len(args[0]), args[1])
         return bars[-1]
 
     monkeypatch.setattr(ppg, "tqdm", watched)
     run_procgen(ppg)
-    passes = [(bar.desc, bar.steps) for bar in bars[1:]]
-    assert passes == [(f"auxiliary pass {i} of 2", 2) for i in (1, 2)]
+    assert [bar.shown for bar in bars[1:]] == [(2, f"auxiliary pass {i} of 2") for i in (1, 2)]
 
 
 @pytest.mark.parametrize("bf16", [True, False])

@@ -236,10 +236,12 @@ class MultiDiscrete(Mujoco):
 def in_float64():
     """Also where a script casts to float32."""
     torch.set_default_dtype(torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-        yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Procgen(frozen.Procgen):
