@@ -191,7 +191,7 @@ def tiny_procgen():
             "total_timesteps": 128,
             "env_threads": 0,
         }
-        small |= {"cuda": False, "eval_episodes": 0, "checkpoint_every": 0}
+        small |= {"cuda": False, "compile": False, "eval_episodes": 0}
         small |= (
             {"n_iteration": 2, "e_auxiliary": 2} if script is ppg_procgen else {"update_epochs": 2}
         )

