@@ -2,7 +2,7 @@
 # Procgen, easy, all levels, 25M steps, ppo_procgen.py and ppg_procgen.py:
 #   bash benchmark/procgen.sh ppo          the published recipe of PPO, which is the script's default
 #   bash benchmark/procgen.sh ppg          that of PPG; hours on a GPU, days on a CPU
-#   bash benchmark/procgen.sh bf16         the same with the auxiliary phase in bfloat16
+#   bash benchmark/procgen.sh bf16         the same with the network in bfloat16
 #   bash benchmark/procgen.sh openai       PPG as openai/phasic-policy-gradient runs it, but one process and easy
 #   bash benchmark/procgen.sh short_ppo    half a million steps of starpilot, for a CPU
 #   bash benchmark/procgen.sh short_ppg    the same, with policy phases of 8 iterations instead of 32, and --bf16
