@@ -539,7 +539,7 @@ PPG = Script(
     lines=948,  # the design has 860, 420 and 270
     loop_before=420,
     plumbing=332,
-    changed=222,
+    changed=223,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "auxiliary head, architectures",
