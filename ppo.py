@@ -514,10 +514,13 @@ def provenance(args: Args) -> dict:
 
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
-    with open(run_dir / "checkpoint.tmp", "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(run_dir / "checkpoint.tmp", "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+        raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
 
