@@ -480,6 +480,7 @@ PROCGEN_SCRIPT = Script(
     by_hand=None,
     other_shape={"shared_network": False},
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
+    steps_of_seconds=1_280,
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
     lines=780,  # the design has 740, 370 and 260
@@ -535,6 +536,7 @@ PPG = Script(
     saved={2, 3},  # after a phase, and before the last iteration of one
     other_shape={"arch": "dual"},
     python=PROCGEN_SCRIPT.python,
+    steps_of_seconds=1_280,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
     lines=950,  # the design has 860, 420 and 270
