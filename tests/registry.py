@@ -48,6 +48,7 @@ class Script:
     negative: set[str] = field(default_factory=set)  # and less
     bad_flags: dict[str, list[str]] = field(default_factory=dict)  # of this script only -> words
     free: set[str] = field(default_factory=set)  # fields that --resume and --evaluate may change
+    free_to_play: set[str] = field(default_factory=set)  # what --evaluate may also change
     annealing: set[str] = field(default_factory=set)  # switches that fix --total-timesteps
     tags: set[str] = field(default_factory=set)  # of TensorBoard
 
@@ -321,6 +322,7 @@ ATARI_SCRIPT = Script(
     zero=ZERO | {"repeat_action_probability"},
     bad_flags={"--env-backend async": ["--env-backend"]},
     free=FREE | {"compile", "env_threads"},
+    free_to_play={"env_backend"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
 )
@@ -380,6 +382,7 @@ LSTM_SCRIPT = Script(
     zero=ATARI_SCRIPT.zero,
     bad_flags=ATARI_SCRIPT.bad_flags,
     free=ATARI_SCRIPT.free,
+    free_to_play={"env_backend"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
 )
