@@ -10,12 +10,12 @@
 
 Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 40 after 2M steps, 38 of it within 0.1M (3 seeds)
+Expect:  a return of 40 after 2M steps, of 38 after 0.1M (3 seeds)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. [D01] is the 37th
          of "The 37 Implementation Details of PPO", [X04] an auxiliary one.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them; an
-         observation has O numbers, an action D components with L choices in all. The first
-         component has F of them, the others R. The networks have P parameters.
+         observation has O numbers or is a grid, an action has D components with L = F + R choices
+         in all: F of the first component, R of the others. The networks have P parameters.
 """
 
 import gc
@@ -51,7 +51,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    cuda: bool = False  # train on a GPU; networks this small are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
@@ -145,7 +145,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -154,7 +154,7 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Linea
 
 
 class ChannelsFirst(nn.Module):
-    """Grids (n, height, width, channels) -> (n, channels, height, width) of at most 1."""
+    """Grids (n, height, width, channels) -> (n, channels, height, width), by the largest bound."""
 
     def __init__(self, obs_space: gym.spaces.Box):
         super().__init__()
@@ -162,7 +162,7 @@ class ChannelsFirst(nn.Module):
         self.scale = float(largest) or 1.0
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs.movedim(-1, 1) / self.scale  # [A09] scaling to [0, 1]
+        return obs.movedim(-1, 1) / self.scale  # [A09] scaling, to -1 to 1 or to 0 to 1
 
 
 class Agent(nn.Module):
@@ -203,8 +203,8 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, options: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. The first component is drawn first; its row
-        of the options (n, F, 1 + R) of `action_options` says what the others may be.
+        Gumbel-max samples, or the modes if noise is 0. The first component is drawn first. Its row
+        of the options (n, F, 1 + R) of `action_options` masks the others.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         allowed = options[:, :, 0]  # (n, F)
@@ -212,7 +212,7 @@ class Agent(nn.Module):
         rows = options[np.arange(len(obs)), first, 1:]  # (n, R)
         mask = np.concatenate([allowed, rows], axis=1)
         some = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-        mask[:, self.starts] |= ~some  # no choice matters, so it is 0: nothing is learned from it
+        mask[:, self.starts] |= ~some  # a component without a choice takes 0: probability 1
         scores = np.where(mask, scores, -np.inf)
         components = np.split(scores, self.starts[1:], axis=1)
         return np.stack([component.argmax(1) for component in components], axis=1), mask
@@ -222,7 +222,10 @@ class Agent(nn.Module):
         return self.critic(self.critic_trunk(obs)).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L)."""
+        """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L).
+
+        With a mask that depends on the first component, the others' entropy does so too.
+        """
         hidden = self.actor_trunk(obs)
         shared = self.critic_trunk is self.actor_trunk
         value = self.critic(hidden if shared else self.critic_trunk(obs)).squeeze(-1)
@@ -315,7 +318,7 @@ def train(args: Args) -> dict:
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
     params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,)
-    nn.utils.vector_to_parameters(params, agent.parameters())  # which become views of it
+    nn.utils.vector_to_parameters(params, agent.parameters())  # the parameters are views of it
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
@@ -326,7 +329,7 @@ def train(args: Args) -> dict:
     D, L = len(agent.nvec), sum(agent.nvec)
     obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
     actions = np.zeros((T, N, D), np.int64)  # from 0
-    masks = np.zeros((T, N, L), bool)  # choices that were allowed beside the first component's
+    masks = np.zeros((T, N, L), bool)  # under which the actions were drawn
     idle = np.zeros((T, N), bool)  # nothing was allowed
     rewards = np.zeros((T, N), np.float32)  # normalized
     following_obs = np.zeros_like(obs)  # what step t led to, before any reset
@@ -412,8 +415,8 @@ def train(args: Args) -> dict:
 
         # -- advantages --
         update_start = time.time()
-        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
-        b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, ...)
+        b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, ...)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)  # (B, D)
         b_masks = torch.from_numpy(masks).to(device).flatten(0, 1)  # (B, L)
         with torch.no_grad():  # one pass instead of T: the weights have not changed since
@@ -555,7 +558,7 @@ def check_args(args: Args) -> None:
 
 
 def check_microrts(args: Args) -> None:
-    """Stop with one line if the flags do not fit MicroRTS, or are for nothing else."""
+    """Stop with one line if flags do not fit MicroRTS, or fit nothing but MicroRTS."""
     microrts = args.env_id in MicroRTS.tasks
     tasks = ", ".join(MicroRTS.tasks)
     known = microrts or not args.env_id.startswith("Microrts")
@@ -582,13 +585,14 @@ class MaskInInfos(gym.Wrapper):
         self.has_key = isinstance(spaces, dict) and "action_mask" in spaces
         if self.has_key:
             rest = {key: space for key, space in spaces.items() if key != "action_mask"}
-            self.observation_space = gym.spaces.Dict(rest)
+            self.key = next(iter(rest)) if len(rest) == 1 else None  # of all that is left
+            self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
     def with_mask(self, obs, info: dict) -> tuple:
         mask = info.get("action_mask")
         if self.has_key:
             mask = obs["action_mask"]
-            obs = {key: obs[key] for key in self.observation_space}
+            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
         elif self.has_method:
             mask = self.env.get_wrapper_attr("action_masks")()
         if mask is None:
@@ -675,18 +679,18 @@ def follow_robot(env: gym.Env) -> None:
 
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
-    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    """N environments that, in training, reset in the step that ends an episode (final_obs)."""
     folder = "eval_videos" if evaluating else f"videos_{int(time.time())}"
     video_dir = run_dir / folder if args.capture_video else None
+    modes = gym.vector.AutoresetMode
+    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets with seeds
     if args.env_id in MicroRTS.tasks:
-        envs = MicroRTS(args)
+        envs = MicroRTS(args, mode)
         check_spaces(args, envs.single_observation_space, envs.single_action_space)
         record = gym.wrappers.vector.RecordVideo
         return record(envs, str(video_dir), record_first_only=True) if video_dir else envs
     makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
     backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
-    modes = gym.vector.AutoresetMode
-    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets with seeds
     return backends[args.env_backend](makers, copy=False, autoreset_mode=mode)
 
 
@@ -694,8 +698,8 @@ def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np
     """What may be chosen now, (N, F, 1 + R) bool: a row for each value of the first component.
 
     A row says whether the value is allowed, then which choices of the other components go with it.
-    An environment's mask has this form too, in which a component without a choice does not matter,
-    or it is one row (F + R,) for all values, in which every component needs a choice.
+    An environment's mask has this form too; a component without a choice is then ignored. Or it is
+    one row (F + R,) for all values; then every component needs a choice.
     """
     N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
     given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
@@ -911,7 +915,7 @@ def start_java() -> tuple:
 
 
 class MicroRTS(gym.vector.VectorEnv):
-    """Games of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells; an end resets in the same step.
+    """Games of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells.
 
     Observations (N, 10, 10, 27) are one-hot in each cell: hit points, resources, owner, kind of
     unit and what it does. An action (N, 8) is a source cell, the type of what its unit shall do,
@@ -919,10 +923,9 @@ class MicroRTS(gym.vector.VectorEnv):
     whether a unit of ours waits there, then what the other components may be.
     """
 
-    metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_fps": 20}
     render_mode = "rgb_array"
-    rewards = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
-    rewards += "ProduceCombatUnit CloserToEnemyBase".split()
+    reward_names = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
+    reward_names += "ProduceCombatUnit CloserToEnemyBase".split()
     random_ai = "RandomBiasedSingleUnitAI"
     tasks = {  # opponent, ticks of a game, weights of the rewards (gym-microrts 0.2.0, v1.py)
         "MicrortsMining-v1": ("PassiveAI", 2000, [0, 1, 0, 0, 0, 0, 0]),
@@ -931,7 +934,9 @@ class MicroRTS(gym.vector.VectorEnv):
         "MicrortsRandomEnemyShapedReward3-v1": (random_ai, 6000, [5, 1, 1, 0.2, 1, 7, 0.2]),
     }
 
-    def __init__(self, args: Args):
+    def __init__(self, args: Args, mode=gym.vector.AutoresetMode.SAME_STEP):
+        self.metadata = {"autoreset_mode": mode, "render_fps": 20}
+        self.resets = mode == gym.vector.AutoresetMode.SAME_STEP
         self.jpype, folder = start_java()
         N = args.num_envs
         opponent, ticks, weights = self.tasks[args.env_id]
@@ -942,7 +947,7 @@ class MicroRTS(gym.vector.VectorEnv):
 
         java_class = self.jpype.JClass
         self.units = java_class("rts.units.UnitTypeTable")()
-        rewards = [java_class(f"ai.rewardfunction.{name}RewardFunction")() for name in self.rewards]
+        rewards = [java_class(f"ai.rewardfunction.{n}RewardFunction")() for n in self.reward_names]
         opponents = [java_class(f"ai.{opponent}")(self.units) for _ in range(N)]
         world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml", opponents, self.units)
         never = 2**31 - 1  # its own time limit would lose the last observation
@@ -951,12 +956,12 @@ class MicroRTS(gym.vector.VectorEnv):
         self.clients = list(self.client.clients)
         self.games = [None] * N
         self.players = self.jpype.JArray(self.jpype.JInt)(N)  # we are player 0 of every game
-        self.game_field = self.hidden("tests.JNIGridnetClient", "gs")
-        self.map_field = self.hidden("tests.JNIGridnetClient", "pgs")
+        self.game_field = self.java_field("tests.JNIGridnetClient", "gs")
+        self.map_field = self.java_field("tests.JNIGridnetClient", "pgs")
         self.approach = rewards[-1]
-        # A random opponent draws from two generators: make both the same, seeded in every step.
-        self.generator = self.hidden("util.Sampler", "generator").get(None)
-        random_field = self.hidden(f"ai.{self.random_ai}", "r")
+        # A random opponent draws from two generators: make both one, seeded in every step.
+        self.generator = self.java_field("util.Sampler", "generator").get(None)
+        random_field = self.java_field(f"ai.{self.random_ai}", "r")
         self.random_field = random_field if opponent == self.random_ai else None
 
         self.raw = self.client.reset(self.players).observation  # (N, 5, h, w), in Java
@@ -970,7 +975,7 @@ class MicroRTS(gym.vector.VectorEnv):
         self.single_observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
         self.single_action_space = gym.spaces.MultiDiscrete(nvec)
 
-    def hidden(self, java_class: str, name: str):
+    def java_field(self, java_class: str, name: str):
         """A field of a Java class that is not public, with `get` and `set`."""
         field = self.jpype.JClass(java_class).class_.getDeclaredField(name)
         field.setAccessible(True)
@@ -991,29 +996,25 @@ class MicroRTS(gym.vector.VectorEnv):
         self.cells = np.array(memoryview(self.raw))  # (N, 5, h, w), a copy: Java changes it
         planes = []
         for size, number in zip([5, 5, 3, 8, 6], self.cells.swapaxes(0, 1)):
-            one_hot = np.eye(size, dtype=np.uint8)
-            planes.append(one_hot[number.clip(max=size - 1)])
+            planes.append(np.eye(size, dtype=np.uint8)[number.clip(max=size - 1)])
         return np.concatenate(planes, axis=-1)
 
-    def action_mask(self) -> dict:
-        """The mask of what was observed last; only rows of our idle units are fetched from Java."""
+    def mask_infos(self) -> dict:
+        """The mask of what was observed last; only rows of our waiting units come from Java."""
         self.client.getMasks(0)
         mask = np.zeros((len(self.java_rows), len(self.java_rows[0])), bool)
         _, _, owner, _, action = self.cells.swapaxes(0, 1)  # each (N, h, w)
-        idle = np.flatnonzero((owner == 1) & (action == 0))
-        rows = b"".join(self.java_rows[cell] for cell in idle)
-        mask[idle] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
-        given = np.ones(self.num_envs, bool)
-        return {
-            "action_mask": mask.reshape(self.num_envs, -1, mask.shape[1]),
-            "_action_mask": given,
-        }
+        waiting = np.flatnonzero((owner == 1) & (action == 0))
+        rows = b"".join(self.java_rows[cell] for cell in waiting)
+        mask[waiting] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
+        infos = {"action_mask": mask.reshape(self.num_envs, -1, mask.shape[1])}
+        return infos | {"_action_mask": np.ones(self.num_envs, bool)}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         for i in range(self.num_envs):
             self.place(i, self.new_game.clone())
-        return self.observe(), self.action_mask()
+        return self.observe(), self.mask_infos()
 
     def step(self, actions: np.ndarray):
         """A tick in which both players act, then `frame_skip` ticks; their rewards are added up."""
@@ -1032,11 +1033,11 @@ class MicroRTS(gym.vector.VectorEnv):
         truncated = ~terminated & (self.steps >= self.max_steps)
         obs = last_obs = self.observe()
         ended = np.flatnonzero(terminated | truncated)
-        for i in ended:
-            self.place(i, self.new_game.clone())
-        if len(ended):
+        if self.resets and len(ended):
+            for i in ended:
+                self.place(i, self.new_game.clone())
             obs = self.observe()
-        infos = {"final_obs": last_obs} | self.action_mask()
+        infos = {"final_obs": last_obs} | self.mask_infos()
         return obs, rewards @ self.weights, terminated, truncated, infos
 
     def skip_ticks(self, game, rewards: np.ndarray) -> bool:
@@ -1075,8 +1076,7 @@ class MicroRTS(gym.vector.VectorEnv):
             writer = self.jpype.JClass("java.io.StringWriter")()
             game.toJSON(writer)
             states.append({"game": str(writer), "steps": int(steps)})
-        # of all games together
-        states[0]["next_unit"] = int(self.jpype.JClass("rts.units.Unit").next_ID)
+        states[0]["next_unit"] = int(self.jpype.JClass("rts.units.Unit").next_ID)  # of all games
         states[0]["rng"] = self.np_random.bit_generator.state
         return states
 

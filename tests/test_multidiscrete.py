@@ -403,16 +403,24 @@ def test_a_mask_in_the_observations_is_no_input_of_the_networks(run_multidiscret
     assert agent["actor_trunk.0.weight"].shape == (64, 3)
 
 
+def test_a_grid_beside_a_mask_in_the_observations_is_still_a_grid():
+    grid = gym.spaces.Box(0, 1, (6, 7, 3), np.uint8)
+    spaces = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(4), "board": grid})
+    env = ppo.MaskInInfos(Spaces(spaces, gym.spaces.Discrete(4)))
+    obs, info = env.reset(seed=0)
+    assert env.observation_space == grid and grid.contains(obs) and info["action_mask"].shape == (4,)
+
+
 def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, scalars_of, monkeypatch):
     """A player of MicroRTS is idle while its units are busy."""
-    idle, action_mask = [], ppo.MicroRTS.action_mask
+    idle, mask_infos = [], ppo.MicroRTS.mask_infos
 
     def recorded(envs) -> dict:
-        infos = action_mask(envs)
+        infos = mask_infos(envs)
         idle.append(~infos["action_mask"][:, :, 0].any(1))
         return infos
 
-    monkeypatch.setattr(ppo.MicroRTS, "action_mask", recorded)
+    monkeypatch.setattr(ppo.MicroRTS, "mask_infos", recorded)
     result = run_multidiscrete(env_id="MicrortsMining-v1", num_steps=20, total_timesteps=120)
     expected = np.array(idle[:60]).reshape(3, 40).mean(1)
     assert 0 < expected.sum() < 3 and len(set(expected)) > 1
@@ -697,7 +705,7 @@ class Published:
             java(f"ai.{opponent}")(self.units),
         )
         self.functions = [
-            java(f"ai.rewardfunction.{name}RewardFunction")() for name in ppo.MicroRTS.rewards
+            java(f"ai.rewardfunction.{name}RewardFunction")() for name in ppo.MicroRTS.reward_names
         ]
 
     def load(self, state: str) -> None:
@@ -739,7 +747,7 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
     """Random valid actions and some invalid ones up to the time limit."""
     envs, truth = microrts(task, num_envs=1), Published(task)
     if task == "RandomEnemy":
-        envs.hidden("ai.RandomBiasedSingleUnitAI", "r").set(truth.opponent, envs.generator)
+        envs.java_field("ai.RandomBiasedSingleUnitAI", "r").set(truth.opponent, envs.generator)
     obs, infos = envs.reset(seed=5)
     rng, draws, total = np.random.default_rng(0), seeding.np_random(5)[0], 0.0
     sizes = [5, 5, 3, 8, 6]
@@ -845,14 +853,16 @@ def test_only_games_on_the_schedule_are_recorded(frame_skip, tmp_path):
 
 @pytest.mark.e2e
 def test_a_run_of_microrts_films_training_and_evaluation(run_multidiscrete):
-    pytest.importorskip("moviepy")
-    long = {"num_steps": 256, "num_minibatches": 4, "total_timesteps": 512, "eval_episodes": 1}
+    moviepy = pytest.importorskip("moviepy")
+    long = {"num_steps": 256, "num_minibatches": 4, "total_timesteps": 512, "eval_episodes": 2}
     result = run_multidiscrete(env_id="MicrortsMining-v1", capture_video=True, **long)
     (videos,) = result["run_dir"].glob("videos_*")
     names = {path.name for path in videos.iterdir()}
     assert names == {"rl-video-episode-0.mp4", "rl-video-episode-1.mp4"}
-    video = result["run_dir"] / "eval_videos" / "rl-video-episode-0.mp4"
-    assert video.stat().st_size > 1000
+    videos = sorted((result["run_dir"] / "eval_videos").iterdir())
+    assert [path.name for path in videos] == ["rl-video-episode-0.mp4", "rl-video-episode-1.mp4"]
+    for path in videos:  # a game of 200 steps is ten seconds
+        assert moviepy.VideoFileClip(str(path)).duration == pytest.approx(10, abs=0.2)
 
 
 def test_a_lost_game_pays_minus_one_for_each_tick():
