@@ -22,6 +22,7 @@ Letters: T steps of N environments make a batch of B = T * N samples, a minibatc
 
 import contextlib
 import copy
+import ctypes
 import difflib
 import io
 import json
@@ -82,11 +83,11 @@ class Args:
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
     target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
     n_iteration: int = 32  # iterations of a policy phase, before its auxiliary phase [P03]
-    v_value: int = 1  # without effect, as in CleanRL's script
+    v_value: int = 1  # only 1, as in CleanRL's script
     e_auxiliary: int = 6  # passes of an auxiliary phase over the rollouts [P04]
     beta_clone: float = 1.0  # weight of the KL divergence from the policy before that phase [P05]
     num_aux_rollouts: int = 4  # rollouts of one environment in a minibatch of that phase [P04]
-    n_aux_grad_accum: int = 1  # how many such minibatches make one step
+    n_aux_grad_accum: int = 1  # multiplies --num-aux-rollouts; --micro-batch saves memory
     skip_aux_every: int = 0  # leave out every n-th auxiliary phase: 2 every other, 1 all, 0 none
 
     # -- details --
@@ -98,14 +99,14 @@ class Args:
     layer_norm: bool = False  # normalize the last hidden layer
     arch: Literal["detach", "dual", "shared"] = "detach"  # of the value's network [P02]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float = 0.999  # discount factor of that return [P10]
-    norm_reward_rollout: bool = False  # let a rollout enter that deviation as a whole [P10]
+    reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
+    norm_reward_rollout: bool = False  # update it once a rollout, not once a step [P10]
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
-    num_levels: int = 0  # levels to train on; 0: all of them, without end
-    start_level: int = 0  # the first of these levels
+    num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
+    start_level: int = 0  # the first of --num-levels
     env_threads: int = 4  # that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
@@ -116,7 +117,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play these levels, or all above them
+    eval_levels: Literal["train", "unseen"] = "train"  # play those levels, or all above them
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -183,7 +184,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # a third of the variance for a stack, half of that for a block
+        std = 6**-0.25  # two layers make a block's 6**-0.5, six blocks add up to variance 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -330,8 +331,8 @@ def minibatch_aux_loss(agent: Agent, mb: dict, args: Args):
 def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
     """Leave the gradient of a minibatch in the parameters, part by part; returns its diagnostics.
 
-    The network keeps what the gradient of one part needs: less memory, and less time where that
-    fits the caches of a CPU (oneDNN's convolutions are slow with 1024 images).
+    Only what the gradient of one part needs is in memory. Small parts also fit the caches of a CPU
+    (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
     for tensors in zip(*(tensor.split(part_size) for tensor in mb.values())):
@@ -347,6 +348,7 @@ def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -364,6 +366,7 @@ def train(args: Args) -> dict:
     if args.aux_adam:
         aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = args.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
 
@@ -388,7 +391,7 @@ def train(args: Args) -> dict:
     recent_returns = deque(maxlen=100)
     next_obs, _ = envs.reset(seed=args.seed)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
-    paused = None  # what the last pass of an auxiliary phase left, if the run was stopped in it
+    paused = None  # the state after an auxiliary pass, if the run was stopped in that phase
     if checkpoint:
         load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
@@ -433,7 +436,7 @@ def train(args: Args) -> dict:
             global_step += N
             episodic_return += reward
             episodic_length += 1
-            discounted_return = args.reward_gamma * discounted_return + reward
+            discounted_return = reward_gamma * discounted_return + reward
             discounted_returns[t] = discounted_return
             for n in np.flatnonzero(dones[t]):
                 recent_returns.append(float(episodic_return[n]))
@@ -454,7 +457,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
         np_values = values.cpu().numpy()  # row t + 1 is of the next game where step t ended one
-        # ~[S01] all ends cut the bootstrap: Procgen does not say which of them are time limits
+        # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
         steps = (rewards, np_values[:T], np_values[1:], dones, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -470,13 +473,13 @@ def train(args: Args) -> dict:
             example = torch.arange(min(part_size, minibatch_size), device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
-            rows = slice(min(part_size, args.num_aux_rollouts * T))
+            rows = slice(min(part_size, args.num_aux_rollouts * args.n_aux_grad_accum * T))
             example = {name: batch[name][rows] for name in ("obs", "returns")}
             example = (agent, example | {"logits": noise.flatten(0, 1)[rows]}, args)
             aux_loss_of = minibatch_aux_loss
             aux_loss_of = compiled(aux_loss_of, device, example) if args.compile else aux_loss_of
         metrics = []  # a dict of scalar tensors for each minibatch
-        for epoch in range(args.e_policy):
+        for epoch in range(args.e_policy):  # [P03] policy phase, of n_iteration iterations
             b_inds = torch.randperm(args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
@@ -497,14 +500,14 @@ def train(args: Args) -> dict:
                     break
 
         # -- auxiliary phase --
-        aux_start = time.time()
         phase, place = divmod(iteration - 1, args.n_iteration)
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:
             added = slice(place * N, (place + 1) * N)
             stored_rollouts(args, run_dir)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
-        if args.ends_phase(iteration) and not skipped:  # [P03] policy phase
+        aux_start = time.time()
+        if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
                 for rows in torch.arange(R).split(args.num_aux_rollouts):
@@ -519,6 +522,7 @@ def train(args: Args) -> dict:
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
                 torch.set_rng_state(paused["rng"])
                 passes = paused["passes"]
+                start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
             while len(passes) < args.e_auxiliary:  # [P04] passes over whole rollouts
                 name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
@@ -545,6 +549,7 @@ def train(args: Args) -> dict:
                     paused = {
                         "iteration": iteration,
                         "passes": passes,
+                        "seconds": time.time() - start_time,
                         "agent": agent.state_dict(),
                         "optimizer": optimizer.state_dict(),
                         "aux_optimizer": aux_optimizer.state_dict(),
@@ -577,7 +582,7 @@ def train(args: Args) -> dict:
         bar.update(args.batch_size)
 
         # -- checkpoint --
-        # also after a phase, and before the iteration that ends one: `paused` goes on from there
+        # also around an auxiliary phase: `paused` is added to the checkpoint before it
         ending = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
@@ -673,13 +678,14 @@ def check_args(args: Args) -> None:
     require(even, f"{given} --num-aux-rollouts ({args.num_aux_rollouts})")
     even = not args.env_minibatches or args.num_envs % args.num_minibatches == 0
     require(even, f"{given} --num-minibatches ({args.num_minibatches}) with --env-minibatches")
-    if args.v_value != 1:
-        print("--v-value has no effect, as in CleanRL: --e-policy counts passes", flush=True)
+    require(args.v_value == 1, f"--v-value ({args.v_value}) must be 1, as in CleanRL's script")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.cuda or torch.cuda.is_available()
     require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
     known = args.num_levels or args.eval_levels == "train"
     require(known, "--eval-levels unseen needs --num-levels: with 0 training uses all levels")
+    known = args.num_levels or not args.start_level
+    require(known, f"--start-level ({args.start_level}) needs --num-levels: with 0 it is ignored")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -787,19 +793,32 @@ def make_rollouts(args: Args, run_dir: Path, place: int) -> None:
         found = path.is_file() and path.stat().st_size == size
         require(found, f"{path} does not hold the rollouts of this policy phase")
         return
-    with open(path, "wb") as file:
-        file.truncate(size)
-        if hasattr(os, "posix_fallocate"):  # a disk that is too small fails now
-            os.posix_fallocate(file.fileno(), 0, size)
+    print(f"observations of a policy phase: {size / 1e9:.2g} GB in {path}", flush=True)
+    try:
+        with open(path, "wb") as file:
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # a disk that is too small fails now
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UserError(f"{path} needs {size / 1e9:.2g} GB (--n-iteration): {error}") from error
 
 
 def stored_rollouts(args: Args, run_dir: Path) -> np.memmap:
-    """Observations (R, T, 64, 64, 3) of a policy phase, an array that is a file.
+    """Observations (phase_rollouts, T, 64, 64, 3) of a policy phase, an array that is a file.
 
     Mapped anew for each use, because what is mapped counts as memory of this process.
     """
     shape = (args.phase_rollouts, args.num_steps, 64, 64, 3)
     return np.memmap(run_dir / "rollouts.bin", np.uint8, "r+", shape=shape)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the same
 
 
 def compiled(function, device: torch.device, example: tuple):

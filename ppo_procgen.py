@@ -21,6 +21,7 @@ Letters: T steps of N environments make a batch of B = T * N samples, a minibatc
 
 import contextlib
 import copy
+import ctypes
 import difflib
 import io
 import json
@@ -88,14 +89,14 @@ class Args:
     layer_norm: bool = False  # normalize the last hidden layer
     shared_network: bool = True  # one network for policy and value instead of two [C13]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float = 0.999  # discount factor of that return [P10]
-    norm_reward_rollout: bool = False  # let a rollout enter that deviation as a whole [P10]
+    reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
+    norm_reward_rollout: bool = False  # update it once a rollout, not once a step [P10]
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
-    num_levels: int = 0  # levels to train on; 0: all of them, without end
-    start_level: int = 0  # the first of these levels
+    num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
+    start_level: int = 0  # the first of --num-levels
     env_threads: int = 4  # that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
@@ -106,7 +107,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play these levels, or all above them
+    eval_levels: Literal["train", "unseen"] = "train"  # play those levels, or all above them
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -166,7 +167,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # a third of the variance for a stack, half of that for a block
+        std = 6**-0.25  # two layers make a block's 6**-0.5, six blocks add up to variance 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -281,8 +282,8 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
     """Leave the gradient of a minibatch in the parameters, part by part; returns its diagnostics.
 
-    The network keeps what the gradient of one part needs: less memory, and less time where that
-    fits the caches of a CPU (oneDNN's convolutions are slow with 1024 images).
+    Only what the gradient of one part needs is in memory. Small parts also fit the caches of a CPU
+    (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
     for tensors in zip(*(tensor.split(part_size) for tensor in mb.values())):
@@ -298,6 +299,7 @@ def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -312,6 +314,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = args.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
 
@@ -372,7 +375,7 @@ def train(args: Args) -> dict:
             global_step += N
             episodic_return += reward
             episodic_length += 1
-            discounted_return = args.reward_gamma * discounted_return + reward
+            discounted_return = reward_gamma * discounted_return + reward
             discounted_returns[t] = discounted_return
             for n in np.flatnonzero(dones[t]):
                 recent_returns.append(float(episodic_return[n]))
@@ -393,7 +396,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
         np_values = values.cpu().numpy()  # row t + 1 is of the next game where step t ended one
-        # ~[S01] all ends cut the bootstrap: Procgen does not say which of them are time limits
+        # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
         steps = (rewards, np_values[:T], np_values[1:], dones, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -500,7 +503,6 @@ def parse_args(argv: list[str] | None = None) -> Args:
         free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
         free += "compile env_threads micro_batch checkpoint_seconds".split()
         free += "eval_episodes eval_levels eval_deterministic".split()
-        free += ["env_backend"] * bool(args.evaluate)
         annealed = stored.anneal_lr or stored.anneal_clip
         if not annealed and args.total_timesteps > stored.total_timesteps:
             free.append("total_timesteps")
@@ -533,6 +535,8 @@ def check_args(args: Args) -> None:
     require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
     known = args.num_levels or args.eval_levels == "train"
     require(known, "--eval-levels unseen needs --num-levels: with 0 training uses all levels")
+    known = args.num_levels or not args.start_level
+    require(known, f"--start-level ({args.start_level}) needs --num-levels: with 0 it is ignored")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -628,6 +632,14 @@ def env_states(envs: gym.vector.VectorEnv) -> list[torch.Tensor]:
 
 def restore_envs(envs: gym.vector.VectorEnv, states: list[torch.Tensor]) -> None:
     envs.games.set_state([state.numpy().tobytes() for state in states])
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the same
 
 
 def compiled(function, device: torch.device, example: tuple):

@@ -485,6 +485,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
         if name in ("resume", "evaluate"):
             continue
         optional = {"target_kl": 0.5, "wandb_entity": "team", "discretize_actions": 3}
+        optional |= {"reward_gamma": 0.5}
         new = optional[name] if name in optional else other_value(field, old)
         try:
             args = module.parse_args([how, str(run_dir), *flag_of(name, new)])
@@ -513,7 +514,8 @@ def test_a_default_is_a_change_where_the_run_has_another_value(script, finished)
 def test_every_number_is_checked(script, value, tmp_path, capsys):
     """A flag takes 0 or less only where the registry says that it means something."""
     wrong, module = [], script.module
-    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name == "target_kl"]
+    optional = ("target_kl", "reward_gamma")  # numbers or None
+    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name in optional]
     assert len(numbers) > 15
     for field in numbers:
         flag = f"--{field.name.replace('_', '-')}"
