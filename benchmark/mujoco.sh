@@ -3,7 +3,7 @@
 #   bash benchmark/mujoco.sh             the published recipe, which is the script's default
 #   bash benchmark/mujoco.sh strong      our strong recipe, the same flags for every environment
 #   bash benchmark/mujoco.sh ablation    the strong recipe with one of its departures taken back at a time
-# --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, SUITE (where results go, mujoco), and those of run.sh.
+# --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh.
 set -euo pipefail
 
 # The strong recipe: a name for each departure from the defaults, and its flags.
@@ -15,7 +15,7 @@ STRONG=(
     "scaled_actions --scale-actions"
 )
 
-SUITE=${SUITE:-mujoco} SCRIPT=ppo_continuous_mujoco.py STEPS=${STEPS:-1000000}
+SUITE=mujoco SCRIPT=ppo_continuous_mujoco.py STEPS=${STEPS:-1000000}
 source "$(dirname "$0")/run.sh"
 
 plan() { # of one environment

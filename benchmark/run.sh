@@ -4,6 +4,7 @@
 #   WORKERS  runs side by side (default 2)
 #   THREADS  threads of each run (default 1)
 #   FLAGS    flags for every run, such as "--track" or "--no-compile"
+#   SUFFIX   of the folder of results, such as _patch: runs after a change stand beside those before it
 #   PYTHON   how to start Python (default: uv run python)
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch
@@ -14,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file, its flags and how to start Python
     local env=${2//[\/:]/-}
-    name=${env}__${3}__$1 csv=benchmark/results/$SUITE/$env/${3}__$1.csv
+    name=${env}__${3}__$1 csv=benchmark/results/$SUITE${SUFFIX:-}/$env/${3}__$1.csv
     read -ra python <<< "$PYTHON"
     read -ra flags <<< "$FLAGS"
     flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${flags[@]}" "${@:4}")
@@ -40,7 +41,7 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
     fi
 
     old_run=$(find_run "$@")
-    local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE")
+    local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE${SUFFIX:-}")
     if [[ $old_run && ! $DRY_RUN ]]; then
         message=$("${collect[@]}" "$old_run" 2>&1) || status=$?
         [[ $status == 3 ]] || { echo "$message" && return "$status"; } # it had finished, but was not collected
@@ -109,7 +110,7 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
     echo >&8 && exec 8>&-
     rm "$ENDED"
     if [[ $status == 0 ]]; then
-        [[ $DRY_RUN ]] || echo "complete: $PYTHON benchmark/report.py shows benchmark/results/$SUITE"
+        [[ $DRY_RUN ]] || echo "complete: $PYTHON benchmark/report.py shows benchmark/results/$SUITE${SUFFIX:-}"
     else
         echo "error: not every run has a result, see above; start the suite again to go on" >&2
         exit 1
