@@ -16,6 +16,7 @@ import ast
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 # What may differ: none of it changes what is learned.
@@ -26,6 +27,7 @@ FREE |= set("eval_episodes eval_deterministic eval_levels".split())
 GONE = {"checkpoint_every": 50, "env_threads": 0, "recompute_advantages": False}
 
 
+@cache
 def fields_of(script: Path) -> dict[str, tuple[type, object]]:
     """Type and default of the fields of the script's Args; `...` is a default that is computed."""
     tree = ast.parse(script.read_text())
