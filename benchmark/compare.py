@@ -7,61 +7,40 @@ import argparse
 import sys
 
 import numpy as np
-from report import STUDENT_T, final_returns, mean_and_interval, read_suite, table
+from results import groups_of, read_runs
+from stats import difference, improvement
+from tables import mean_cell, table
+
+RULE = """
+Final returns: mean of the last 100 training episodes. Interval of the difference: Welch's.
+Probability of improvement: that a run of the second is better than one of the first. An interval
+with 0 inside decides nothing: add seeds."""
 
 
-def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """mean(y) - mean(x) and its 95% interval: Welch's, with the smaller sample's degrees."""
-    n = min(len(x), len(y))
-    if n < 2:
-        return y.mean() - x.mean(), np.nan, np.nan
-    half = STUDENT_T[min(n, 9) - 2] * (x.var(ddof=1) / len(x) + y.var(ddof=1) / len(y)) ** 0.5
-    return y.mean() - x.mean(), y.mean() - x.mean() - half, y.mean() - x.mean() + half
+def row_of(env: str, x: np.ndarray, y: np.ndarray) -> list[str]:
+    mean, low, high = difference(x, y)
+    better = improvement(y[:, None], x[:, None])
+    text = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
+    return [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), text, f"{better:.2f}"]
 
 
 def comparison(original: str, changed: str) -> str:
     """Markdown table, one row for each environment with results of both."""
     rows = []
-    for env, recipes in read_suite("compare").items():
-        if original in recipes and changed in recipes:
-            x, y = (final_returns(recipes[exp]) for exp in (original, changed))
-            mean, low, high = difference(x, y)
-            better = np.mean((y > x[:, None]) + 0.5 * (y == x[:, None]))
-            text = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
-            rows.append(
-                [
-                    env,
-                    f"{len(x)}, {len(y)}",
-                    mean_and_interval(x, 2),
-                    mean_and_interval(y, 2),
-                    text,
-                    f"{better:.2f}",
-                ]
-            )
+    for env, group in groups_of(read_runs("compare"), "env"):
+        returns = {exp: runs["final_return"].to_numpy() for exp, runs in groups_of(group, "exp")}
+        if {original, changed} <= returns.keys():
+            rows.append(row_of(env, returns[original], returns[changed]))
     if not rows:
-        sys.exit(
-            f"error: results/compare/ has no environment with runs of both {original} and {changed}"
-        )
-    head = [
-        "environment",
-        "seeds",
-        original,
-        changed,
-        "difference [95% interval]",
-        "probability of improvement",
-    ]
-    rule = (
-        "Final returns: mean of the last 100 training episodes. Interval of the difference: "
-        "Welch's. Probability of improvement: that a run of the second is better than one of the "
-        "first. An interval with 0 inside decides nothing: add seeds."
-    )
-    return table(head, rows) + "\n\n" + rule
+        missing = f"runs of both {original} and {changed}"
+        sys.exit(f"error: results/compare/ has no environment with {missing}")
+    head = ["environment", "seeds", original, changed, "difference [95% interval]"]
+    return table([*head, "probability of improvement"], rows) + "\n" + RULE.replace("\n", " ")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("original")
     parser.add_argument("changed")
     options = parser.parse_args()

@@ -3,6 +3,8 @@
 Run:  python benchmark/have.py FILE SCRIPT FLAGS...
       FILE: a results file, or the config.json of a run that may be resumed
       exit code 0: yes; 1: no, and what differs is printed
+      python benchmark/have.py --free SCRIPT FLAGS...
+      exit code 0: none of the flags changes what is learned; 1: those that do are printed
 
 A results file holds the arguments of its run (`# args: {...}`). An older one holds the command,
 which is parsed with the defaults that the script has today. Flags and defaults are read from the
@@ -14,6 +16,7 @@ import ast
 import json
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 # What may differ: none of it changes what is learned.
@@ -24,6 +27,7 @@ FREE |= set("eval_episodes eval_deterministic eval_levels".split())
 GONE = {"checkpoint_every": 50, "env_threads": 0, "recompute_advantages": False}
 
 
+@cache
 def fields_of(script: Path) -> dict[str, tuple[type, object]]:
     """Type and default of the fields of the script's Args; `...` is a default that is computed."""
     tree = ast.parse(script.read_text())
@@ -84,7 +88,24 @@ def differences(file: Path, script: Path, flags: list[str]) -> list[str]:
     return found
 
 
+def not_free(script: Path, flags: list[str]) -> list[str]:
+    """Those of the flags that change what is learned, or which run of a suite it is."""
+    fields = fields_of(script)
+    given = parse(flags, {name: (kind, argparse.SUPPRESS) for name, (kind, _) in fields.items()})
+    free = FREE - {"exp_name", "resume", "evaluate"}
+    return [f"{name} {value}" for name, value in given.items() if name not in free]
+
+
+def main() -> None:
+    first, script, *flags = sys.argv[1:]
+    if first == "--free":
+        found = not_free(Path(script), flags)
+    else:
+        found = differences(Path(first), Path(script), flags)
+    if found:
+        print(", ".join(found))
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    file, script, *flags = sys.argv[1:]
-    if found := differences(Path(file), Path(script), flags):
-        sys.exit(print(", ".join(found)) or 1)
+    main()

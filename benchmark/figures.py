@@ -1,0 +1,222 @@
+"""figures/*.png: learning curves of each folder of results, and the time to CleanRL's scores."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
+from recipes import HERE, recipes_of  # noqa: E402
+from results import groups_of, peers, read_curve, read_runs  # noqa: E402
+from stats import FEWEST, mean_interval, pooled  # noqa: E402
+from timing import races  # noqa: E402
+
+FIGURES = HERE / "figures"
+DPI = 160
+WIDTH = 9  # inches: a point is about a pixel of a README
+TITLE, TEXT, SMALL = 12, 11, 9.5
+PEER_COLOURS = ["black", "#8c564b", "#e377c2"]
+TIME = "time_to_score"
+
+
+def seeds_text(counts: list[int]) -> str:
+    """How many seeds the curves of a legend's entry have, from panel to panel."""
+    low, high = min(counts), max(counts)
+    many = f"{low}" if low == high else f"{low} to {high}"
+    return f"{many} seed{'' if many == '1' else 's'}"
+
+
+def seed_curves(runs: pd.DataFrame, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """A grid that all seeds have, and the returns (seeds, points) there."""
+    curves = [read_curve(path) for path in runs["path"]]
+    start = max(curve[x].iloc[0] for curve in curves)
+    end = min(curve[x].iloc[-1] for curve in curves)
+    grid = np.linspace(start, end, 200)
+    return grid, np.stack([np.interp(grid, curve[x], curve["return"]) for curve in curves])
+
+
+def draw_recipe(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
+    """The mean over seeds; around it the interval, or a thin line for each of a few seeds."""
+    ax.plot(grid, y.mean(axis=0), color=colour, linewidth=2)
+    if len(y) >= FEWEST:
+        ax.fill_between(grid, *mean_interval(y), color=colour, alpha=0.2, linewidth=0)
+    elif len(y) > 1:
+        ax.plot(grid, y.T, color=colour, linewidth=0.7, alpha=0.7)
+
+
+def published_lines(folder: str, of_env: pd.DataFrame) -> dict[str, list[dict]]:
+    """CleanRL's figures beside the recipes of an environment, by the script of ours they are of."""
+    found = {}
+    for script, group in groups_of(of_env, "script"):
+        if figures := peers(folder, group.iloc[0]):
+            found[script] = figures
+    return found
+
+
+def draw_published(ax, figures: list[dict], colour: str) -> list[float]:
+    """Mean and deviation of the seeds behind CleanRL's figures; returns what must be seen."""
+    mean, deviation, _ = pooled(figures)
+    style = {"color": colour, "zorder": 1}
+    ax.axhline(mean, linestyle="--", linewidth=1.3, **style)
+    ax.axhspan(mean - deviation, mean + deviation, alpha=0.08, linewidth=0, **style)
+    return [mean]
+
+
+def limits(ax, seen: list[float]) -> None:
+    """A panel is as high as the returns of all seeds: a wider interval or band is cut."""
+    margin = 0.05 * (max(seen) - min(seen))
+    ax.set_ylim(min(seen) - margin, max(seen) + margin)
+    ax.set_xlim(left=0)
+    ax.grid(alpha=0.3)
+    ax.tick_params(labelsize=SMALL)
+
+
+def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float) -> dict:
+    """One panel; {(label, colour): seeds} of recipes, {(label, colour): None} of published ones."""
+    recipes = recipes_of(folder)
+    seen, entries = [], {}
+    for exp, group in groups_of(of_env, "exp"):
+        colour = recipes["colour"].get(exp)
+        if not colour:
+            continue
+        grid, y = seed_curves(group, x)
+        draw_recipe(ax, grid / unit, y, colour)
+        entries[group["label"].iloc[0], colour] = len(group)
+        seen += [y.min(), y.max()]
+    lines = published_lines(folder, of_env)
+    for (script, figures), colour in zip(lines.items(), PEER_COLOURS):
+        seen += draw_published(ax, figures, colour)
+        name = script if len(lines) > 1 else ""
+        entries[
+            f"CleanRL's final return {name}".strip() + ", mean ± deviation of its seeds", colour
+        ] = None
+    limits(ax, seen)
+    ax.set_title(of_env["env"].iloc[0], fontsize=TITLE if len(of_env["env"].iloc[0]) < 28 else 7.5)
+    return entries
+
+
+def handles_of(entries: dict) -> list[Line2D]:
+    """The legend: recipes with the numbers of their seeds, then what is published."""
+    handles = []
+    for (label, colour), counts in sorted(entries.items(), key=lambda item: None in item[1]):
+        if None in counts:
+            handles.append(Line2D([], [], color=colour, linestyle="--", label=label))
+        else:
+            text = f"{label}, {seeds_text(counts)}"
+            handles.append(Line2D([], [], color=colour, linewidth=2, label=text))
+    return handles
+
+
+def add_legend(fig, handles: list[Line2D], columns: int) -> None:
+    """Above the panels, which get the rest of the figure."""
+    columns = min(columns, len(handles))
+    how = {"loc": "upper center", "ncols": columns, "fontsize": TEXT, "frameon": False}
+    fig.legend(handles=handles, **how)
+    rows = -(-len(handles) // columns)
+    height = fig.get_figheight()
+    fig.tight_layout(rect=(0, -0.15 / height, 1, 1 - (0.1 + 0.23 * rows) / height))
+
+
+def save(fig, name: str) -> None:
+    FIGURES.mkdir(exist_ok=True)
+    fig.savefig(FIGURES / f"{name}.png", dpi=DPI, metadata={"Software": None})
+    plt.close(fig)
+
+
+def draw_curves(folder: str) -> None:
+    """figures/<folder>.png, one panel for each environment; no figure without recipes to draw."""
+    runs, recipes = read_runs(folder), recipes_of(folder)
+    if len(runs):
+        runs = runs[runs["exp"].isin(recipes.index[recipes["colour"] != ""])]
+    if runs.empty:
+        return (FIGURES / f"{folder}.png").unlink(missing_ok=True)
+    x, unit, label = "step", 1e6, "environment steps (millions)"
+    if folder == "start":
+        x, unit, label = "seconds", 60, "minutes of training on one thread"
+    panels = runs["env"].nunique()
+    columns = 2 if panels in (2, 4) else min(3, panels)
+    rows = -(-panels // columns)
+    width = WIDTH if columns > 1 else 0.62 * WIDTH
+    how = {"figsize": (width, 2.7 * rows + 1.1), "squeeze": False}
+    fig, axes = plt.subplots(rows, columns, **how)
+    entries = {}
+    for ax, (_, of_env) in zip(axes.flat, groups_of(runs, "env")):
+        for entry, seeds in draw_environment(ax, folder, of_env, x, unit).items():
+            entries.setdefault(entry, []).append(seeds)
+    for ax in axes.flat[panels:]:
+        ax.axis("off")
+    fig.supxlabel(label, fontsize=TEXT)
+    fig.supylabel("return (mean of 100 episodes)", fontsize=TEXT)
+    add_legend(fig, handles_of(entries), 1 if columns == 1 else 2)
+    save(fig, folder)
+
+
+def draw_race(ax, at: float, race, colour: str, end: float) -> None:
+    """A dot for each seed, a bar at their median, and how many never get there."""
+    reached = race.seconds[np.isfinite(race.seconds)]
+    ax.scatter(reached, np.full(len(reached), at), color=colour, s=28, zorder=3, alpha=0.8)
+    if missing := len(race.seconds) - len(reached):
+        how = {"color": colour, "ha": "center", "va": "center", "fontsize": SMALL}
+        ax.text(end, at, f"{missing} of {len(race.seconds)}", **how)
+    median = np.median(race.seconds)
+    if np.isfinite(median):
+        ax.plot([median, median], [at - 0.13, at + 0.13], color=colour, linewidth=3, zorder=4)
+
+
+def draw_times() -> None:
+    """figures/time_to_score.png: seconds to CleanRL's published score, logarithmic."""
+    from timing import FOLDER, measured_minutes, published_minutes
+
+    found = races()
+    if not found:
+        return (FIGURES / f"{TIME}.png").unlink(missing_ok=True)
+    theirs, ours = published_minutes(), measured_minutes()
+    colours, counts = recipes_of(FOLDER)["colour"], {}
+    envs = list(dict.fromkeys(race.env for race in found))
+    end = 8000  # seconds, where those are drawn that never get there
+    fig, ax = plt.subplots(figsize=(WIDTH, 0.75 * len(envs) + 1.9))
+    for i, env in enumerate(envs):
+        here = [race for race in found if race.env == env]
+        for at, race in zip(i + np.linspace(-0.25, 0.25, 3)[: len(here)], here):
+            draw_race(ax, at, race, colours[race.exp], end)
+            counts.setdefault((race.label, colours[race.exp]), []).append(len(race.seconds))
+        for minutes, mark in ((theirs.get(env, {}).get("minutes"), "D"), (ours.get(env), "s")):
+            if minutes:
+                ax.plot(60 * minutes, i, mark, color="black", markersize=7)
+        if i:
+            ax.axhline(i - 0.5, color="#cccccc", linewidth=0.8)
+    ax.set_xscale("log")
+    ticks = [3, 10, 30, 100, 300, 1000, 3000, end]
+    ax.set_xticks(ticks, [*map(str, ticks[:-1]), "never"], fontsize=SMALL)
+    ax.minorticks_off()
+    names = [f"{env}\n{race_score(found, env):.0f}" for env in envs]
+    ax.set_yticks(range(len(envs)), names, fontsize=SMALL)
+    ax.set_ylim(len(envs) - 0.5, -0.5)
+    ax.grid(axis="x", alpha=0.3)
+    ax.set_xlabel(
+        "seconds of training until CleanRL's score; dots: seeds, bars: medians", fontsize=TEXT
+    )
+    add_legend(fig, handles_of(counts) + peer_handles(), 2)
+    save(fig, TIME)
+
+
+def race_score(found: list, env: str) -> float:
+    return next(race.score for race in found if race.env == env)
+
+
+def peer_handles() -> list[Line2D]:
+    """CleanRL's whole runs."""
+    how = {"color": "black", "linestyle": "", "markersize": 7}
+    published = Line2D([], [], marker="D", label="CleanRL's whole 1M steps, published", **how)
+    measured = Line2D([], [], marker="s", label="the same, measured here", **how)
+    return [published, measured]
+
+
+def draw(name: str) -> None:
+    """One figure, by its name."""
+    if name == TIME:
+        draw_times()
+    else:
+        draw_curves(name)

@@ -1,0 +1,260 @@
+"""Markdown tables of the runs: returns, aggregates, ablations, suites, other tools' runs."""
+
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import have
+import numpy as np
+import pandas as pd
+from provenance import labels, unknown_commits
+from recipes import ABLATION, HERE, environments_of, flags_of_run, read_recipes, recipes_of
+from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
+from stats import (
+    FEWEST,
+    improvement_interval,
+    interquartile_mean,
+    mean_interval,
+    normalized,
+)
+
+EQUAL = 5  # seeds of each environment in the aggregate
+AGGREGATE_RULE = f"""
+All environments with a figure of CleanRL, the first {EQUAL} seeds of each in order of their
+numbers. Returns are divided by CleanRL's mean: that of all seeds behind all its figures for the
+environment. The interval draws seeds and, with the standard error of those seeds, CleanRL's means.
+*By the lowest* and *by the highest* divide by only one of its figures for each environment.
+""".strip().replace("\n", " ")
+
+
+def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
+    """A Markdown table without columns that say nothing; the first `left` columns are text."""
+    full = [i for i in range(len(head)) if i < left or {row[i] for row in rows} - {"", "-"}]
+    head, rows = [head[i] for i in full], [[row[i] for i in full] for row in rows]
+    align = ["---" if i < left else "---:" for i in full]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, align, *rows])
+
+
+def number(x: float, size: float | None = None) -> str:
+    """x without decimals if `size` (or x itself) is at least 100, else with one."""
+    return f"{x:.0f}" if abs(x if size is None else size) >= 100 else f"{x:.1f}"
+
+
+def spread(row: dict) -> str:
+    """A published mean, with its deviation if there is one."""
+    deviation = "" if np.isnan(row["std"]) else f" ± {number(row['std'], row['mean'])}"
+    return number(row["mean"]) + deviation
+
+
+def mean_cell(x: np.ndarray) -> str:
+    """The mean with its interval, or with the seeds if they are few; a single seed alone."""
+    mean = x.mean()
+    if len(x) == 1:
+        return number(mean)
+    if len(x) < FEWEST:
+        return f"{number(mean)} ({', '.join(number(value, mean) for value in x)})"
+    low, high = mean_interval(x)
+    return f"{number(mean)} [{number(low, mean)}, {number(high, mean)}]"
+
+
+def best_published(folder: str, env: str, steps: int) -> str:
+    """The highest mean of any source, with its source and version."""
+    rows = published(folder, env, steps)
+    if rows.empty:
+        return "-"
+    best = rows.loc[rows["mean"].idxmax()]
+    where = ", ".join(filter(None, (best["source"], best["env_version"])))
+    return f"{spread(best)} ({where})"
+
+
+def recipe_cells(folder: str, runs: pd.DataFrame) -> list[str]:
+    """Label, mean, median, seeds, steps/s, CleanRL's figures, the difference to each, problems."""
+    facts = runs.to_dict("records")
+    returns = runs["final_return"].to_numpy()
+    figures = peers(folder, facts[0])
+    gaps = "; ".join(f"{returns.mean() - row['mean']:+.0f}" for row in figures)
+    cells = [facts[0]["label"], mean_cell(returns), number(np.median(returns)), str(len(returns))]
+    cells += [f"{(runs['steps'] / runs['seconds']).median():.0f}"]
+    return [*cells, "; ".join(map(spread, figures)) or "-", gaps or "-", labels(facts)]
+
+
+def returns_table(folder: str, runs: pd.DataFrame) -> str:
+    """One row for each environment and recipe; what is published stands where it is new."""
+    rows = []
+    for env, of_env in groups_of(runs, "env"):
+        best = best_published(folder, env, of_env["total_timesteps"].iloc[0])
+        first, above = env, None
+        for exp, group in groups_of(of_env, "exp"):
+            if exp.startswith(ABLATION):
+                continue
+            *ours, theirs, gaps, trouble = recipe_cells(folder, group)
+            shown = theirs if theirs != above else ""
+            rows.append([first, *ours, shown, gaps, best, trouble])
+            first, best, above = "", "", theirs
+    head = ["environment", "recipe", "mean [95% interval] or mean (each seed)", "median", "seeds"]
+    head += ["steps/s", "CleanRL", "ours - CleanRL's", "best published", "not traceable"]
+    return table(head, rows, left=2)
+
+
+def first_seeds(runs: pd.DataFrame, exp: str) -> dict[str, np.ndarray]:
+    """The final returns of the first EQUAL seeds of each environment that has as many."""
+    found = {}
+    for env, group in groups_of(runs[runs["exp"] == exp], "env"):
+        if len(group) >= EQUAL:
+            found[env] = group.sort_values("seed")["final_return"].to_numpy()[:EQUAL]
+    return found
+
+
+def matrix(scores: dict[str, np.ndarray], envs: list[str]) -> np.ndarray:
+    """(seeds, tasks), as rliable has them."""
+    return np.stack([scores[env] for env in envs], axis=1)
+
+
+def cell_of(value: float, low: float, high: float) -> str:
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def aggregate_row(folder: str, runs: pd.DataFrame, exp: str, first: str) -> list[str]:
+    """A recipe over all environments with a figure of CleanRL; [label, n] if they are few."""
+    of_exp = runs[runs["exp"] == exp]
+    facts = {env: group.iloc[0] for env, group in groups_of(of_exp, "env")}
+    figures = {env: peers(folder, fact) for env, fact in facts.items()}
+    scores = first_seeds(runs, exp)
+    envs = [env for env in scores if figures[env]]
+    label = of_exp["label"].iloc[0]
+    if len(envs) < 3:
+        return [label, str(len(envs))]
+    returns = matrix(scores, envs)
+    lowest = np.array([min(row["mean"] for row in figures[env]) for env in envs])
+    highest = np.array([max(row["mean"] for row in figures[env]) for env in envs])
+    row = [label, str(len(envs)), cell_of(*normalized(returns, [figures[env] for env in envs]))]
+    row += [f"{interquartile_mean(returns / by):.2f}" for by in (lowest, highest)]
+    if exp == first:
+        return [*row, "-"]
+    shared = [env for env in envs if env in (old := first_seeds(runs, first))]
+    better = improvement_interval(matrix(scores, shared), matrix(old, shared))
+    return [*row, cell_of(*better)]
+
+
+def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
+    """Recipes over all environments, what they are divided by, and which recipes are left out."""
+    exps = [exp for exp in runs["exp"].unique() if exp in recipes_of(folder).index]
+    exps = [exp for exp in exps if not exp.startswith(ABLATION)]
+    rows = [aggregate_row(folder, runs, exp, exps[0]) for exp in exps]
+    full = [row for row in rows if len(row) > 2]
+    if len(full) < 2:
+        return ""
+    few = [f"*{row[0]}* has {row[1]}" for row in rows if len(row) == 2]
+    text = f"{AGGREGATE_RULE} Improvement is on *{full[0][0]}*."
+    text += f" Too few environments for a row: {'; '.join(few)}." if few else ""
+    head = ["recipe", "environments", "interquartile mean of return / CleanRL's"]
+    head += ["by the lowest", "by the highest", "probability of improvement"]
+    return f"{text}\n\n{table(head, full)}"
+
+
+def ablation_table(runs: pd.DataFrame) -> str:
+    """The strong recipe and its ablations, (number of seeds); empty if there are none."""
+    ablations = runs[runs["exp"].str.startswith(ABLATION)]
+    if ablations.empty:
+        return ""
+    shown = runs[runs["exp"].str.startswith(ABLATION) | (runs["exp"] == "strong")]
+    envs = [env for env in runs["env"].unique() if env in set(ablations["env"])]
+    rows = []
+    for exp in ["strong", *sorted(ablations["exp"].unique())]:
+        of_exp = shown[shown["exp"] == exp]
+        row = [of_exp["label"].iloc[0]]
+        for env in envs:
+            returns = of_exp[of_exp["env"] == env]["final_return"].to_numpy()
+            row.append(mean_cell(returns) if len(returns) else "-")
+        rows.append(row)
+    return table(["recipe", *envs], rows)
+
+
+def setups(runs: list[tuple[str, str, str]]) -> str:
+    """What ran on what: many (hardware, versions, name), each pair of the first two once."""
+    groups = defaultdict(list)
+    for (hardware, versions, name), n in sorted(Counter(runs).items(), key=most_first):
+        commit = name.removeprefix("commit ")
+        unknown = " (unknown)" if commit.split("-")[0] in unknown_commits() else ""
+        text = f"{n} at {name}{unknown}" if name.startswith("commit ") else name
+        groups[hardware, versions].append(text)
+    return " ".join(f"{'; '.join(key)}: {', '.join(names)}." for key, names in groups.items())
+
+
+def most_first(item: tuple) -> tuple:
+    return -item[1], item[0]
+
+
+def folder_section(folder: str) -> str:
+    """The tables of a folder of results, what its runs ran on, and its figure."""
+    runs = read_runs(folder)
+    parts = [returns_table(folder, runs), aggregate_section(folder, runs)]
+    if ablation := ablation_table(runs):
+        parts += ["The strong recipe, and with one of its departures taken back:", ablation]
+    commits = "commit " + runs["commit"]
+    parts.append(setups(list(zip(runs["hardware"], runs["versions"], commits))))
+    if (HERE / "figures" / f"{folder}.png").exists():
+        parts.append(f"![Learning curves](benchmark/figures/{folder}.png)")
+    return "\n\n".join(filter(None, parts))
+
+
+def start_section() -> str:
+    """The run of start.sh in a sentence."""
+    run = read_runs("start").iloc[0]
+    steps = read_curve(run["path"])["step"].iloc[-1]
+    text = f"A return of {number(run['final_return'])} (mean of the last 100 training episodes) "
+    text += f"after {steps:,} steps and {run['seconds']:.0f} seconds of training on one thread"
+    about = f"{run['hardware']}; {run['versions']}; commit {run['commit']}"
+    trouble = labels([run.to_dict()])
+    return f"{text} ({about}{', ' if trouble else ''}{trouble})."
+
+
+def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:
+    """The facts of a run that the suite would not do again."""
+    path = RESULTS / recipe["folder"] / env / f"{recipe['experiment']}__{seed}.csv"
+    flags = flags_of_run(recipe, env, seed)
+    if not path.exists() or have.differences(path, HERE.parent / recipe["script"], flags):
+        return None
+    return read_facts(path)
+
+
+def suites_section() -> str:
+    """One row for each command: which of its runs have results, and how long they took."""
+    rows = []
+    for (suite, recipe), group in groups_of(read_recipes(), "suite", "recipe"):
+        found = []
+        for _, row in group.iterrows():
+            for env in environments_of(row):
+                found += [result_of(row, env, seed) for seed in row["seeds"].split()]
+        done = pd.DataFrame([facts for facts in found if facts])
+        row = [f"`{f'bash benchmark/{suite}.sh {recipe}'.strip()}`", f"{len(done)} of {len(found)}"]
+        if len(done):
+            seconds = done["seconds"].astype(float)
+            steps = sorted({f"{int(steps):,}" for steps in done["total_timesteps"]})
+            row += ["; ".join(steps), f"{seconds.median() / 60:.1f}", f"{seconds.sum() / 3600:.1f}"]
+            row += ["; ".join(sorted(set(done["hardware"])))]
+        rows.append(row + ["-"] * (6 - len(row)))
+    head = ["command", "runs with results", "steps of each", "minutes of each"]
+    return table([*head, "hours of these", "hardware"], rows)
+
+
+def tensorboard(folder: Path) -> str:
+    """Table of the runs of any tool that logs CleanRL's tags, by our own rule."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    returns = defaultdict(list)
+    for run_dir in sorted({path.parent for path in folder.rglob("*tfevents*")}):
+        events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+        logged = "charts/episodic_return" in events.Tags()["scalars"]
+        if not logged or run_dir.name.count("__") < 3:
+            why = "no charts/episodic_return, or not named env__exp__seed__time"
+            print(f"skipped {run_dir}: {why}", file=sys.stderr)
+            continue
+        env, exp, *_ = run_dir.name.rsplit("__", 3)
+        values = [event.value for event in events.Scalars("charts/episodic_return")]
+        returns[env, exp].append(np.mean(values[-100:]))
+    rows = [[*name, str(len(x)), mean_cell(np.array(x))] for name, x in sorted(returns.items())]
+    if not rows:
+        sys.exit(f"error: {folder} holds no run with charts/episodic_return")
+    head = ["environment", "experiment", "runs", "mean [95% interval] or mean (each seed)"]
+    return table(head, rows, left=2)

@@ -1,0 +1,223 @@
+"""How fast and how soon: results/speed, results/updates, and the time to CleanRL's scores."""
+
+import shlex
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import have
+import numpy as np
+import pandas as pd
+from provenance import commit_of, labels, unknown_commits
+from recipes import HERE, SCRIPTS
+from results import RESULTS, groups_of, peers, read_curve, read_facts, read_runs
+from stats import pooled
+from tables import number, setups, table
+
+MILLION = 1_000_000
+FOLDER = "mujoco"  # whose environments have scores of CleanRL
+RACERS = ["ppo_continuous_mujoco", "no_bootstrap", "strong"]  # experiments
+SPEED_RULE = """
+Medians, ours / peer, with ranges in brackets; both ran in turns on the same machine. Steps/s are
+over the window: from the first tenth of the run to its end. Seconds in all are those of the whole
+process of that measurement, start-up and compilation included. Minutes of a whole run are seconds
+of training of the runs in results/ with the same flags and 1M steps, compilation included, of
+which several ran at a time on a busy machine. Short windows have less than 30 seconds, few pairs
+are less than five, a busy machine had a load above 0.5 before.
+""".strip().replace("\n", " ")
+TIME_RULE = """
+The score is the mean of all seeds that CleanRL has published for the environment. Seconds are
+those of training until the mean of the last 100 training episodes (of all so far, if fewer) first
+reaches it, on a grid of 1% of the run; a seed that does not counts as slower than all that do. Our
+runs had one thread each, several at a time. CleanRL's whole runs have 1M steps, in seconds: as
+published (its docs/benchmark, with videos and logging, on 10 cores), and as measured here, 1M
+divided by the steps/s of its script under Speed. Its score is that at their end.
+""".strip().replace("\n", " ")
+
+
+@cache
+def stored_args(path: Path, script: str) -> dict:
+    return have.stored_args(path, have.fields_of(HERE.parent / script))
+
+
+def same_work(asked: dict, args: dict) -> bool:
+    """Do two runs compute the same, but for their seeds? `...` is a default that is computed."""
+    names = asked.keys() - have.FREE - {"seed"} | {"compile"} & asked.keys()
+    pairs = [(asked[name], args.get(name)) for name in names]
+    return all(... in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def whole_runs(facts: dict) -> str:
+    """Median minutes of training of the runs in results/ with a speed file's flags, 1M steps."""
+    script, *flags = shlex.split(facts["ours"])
+    steps = ["--total-timesteps", str(MILLION), "--env-id", facts["env"]]
+    if not (HERE.parent / script).exists():
+        return "-"
+    asked = have.parse([*flags, *steps], have.fields_of(HERE.parent / script))
+    minutes = []
+    for path in sorted(RESULTS.glob(f"*/{facts['env']}/*.csv")):
+        run = read_facts(path)
+        if run["script"] != Path(script).stem or run["total_timesteps"] != str(MILLION):
+            continue
+        if same_work(asked, stored_args(path, script)):
+            minutes.append(float(run["seconds"]) / 60)
+    if len(minutes) < 2:
+        return f"{minutes[0]:.1f} (one run)" if minutes else "-"
+    return f"{np.median(minutes):.1f} ({min(minutes):.1f} to {max(minutes):.1f})"
+
+
+def windows(facts: dict, data: pd.DataFrame, side: str) -> float:
+    """Median seconds over which steps/s were measured; of older files nine tenths of the run."""
+    if f"{side}_window_seconds" in data:
+        return data[f"{side}_window_seconds"].median()
+    return (0.9 * int(facts["steps"]) / data[f"{side}_steps_per_second"]).median()
+
+
+def conditions(facts: dict, data: pd.DataFrame) -> str:
+    """What makes a measurement weak: short windows, few pairs, a busy machine."""
+    found = []
+    if min(windows(facts, data, side) for side in ("ours", "peer")) < 30:
+        found.append("short windows")
+    if len(data) < 5:
+        found.append("few pairs")
+    if float(facts["load_before"]) > 0.5:
+        found.append("busy machine")
+    trouble = labels([facts])
+    return "; ".join(found + ([trouble] if trouble else []))
+
+
+def speed_row(facts: dict, data: pd.DataFrame) -> list[str]:
+    """Medians of ours / peer."""
+    ratio = data["ours_steps_per_second"] / data["peer_steps_per_second"]
+    row = [facts["ours"], facts["peer"], facts["env"], facts["threads"], str(len(ratio))]
+    row += [" / ".join(f"{windows(facts, data, side):.0f}" for side in ("ours", "peer"))]
+    row += [facts["load_before"], f"{ratio.median():.2f} ({ratio.min():.2f} to {ratio.max():.2f})"]
+    for name in ("steps_per_second", "wall_seconds"):
+        row.append(
+            " / ".join(f"{data[f'{side}_{name}'].median():.0f}" for side in ("ours", "peer"))
+        )
+    memory = [data[f"{side}_peak_mb"].median() for side in ("ours", "peer")]
+    row += [whole_runs(facts), " / ".join(f"{megabytes:.0f}" for megabytes in memory)]
+    return [*row, conditions(facts, data)]
+
+
+def script_first(row: list[str]) -> tuple:
+    """Rows in the order of the scripts; one without flags comes before one with flags."""
+    script, *flags = row[0].split()
+    scripts = [f"{name}.py" for name in SCRIPTS]
+    return scripts.index(script) if script in scripts else len(scripts), len(flags), row
+
+
+def speed_section() -> str:
+    """One row for each file of results/speed/."""
+    rows, ran = [], []
+    for path in sorted((RESULTS / "speed").glob("*.csv")):
+        facts = read_facts(path)
+        rows.append(speed_row(facts, read_curve(path)))
+        ours, peer = facts["ours"].split()[0], facts["peer"].split()[0]
+        unknown = " (unknown)" if commit_of(facts) in unknown_commits() else ""
+        commit = f"{ours} at {facts['commit']}{unknown}"
+        ran += [(facts["hardware"], facts["ours_versions"], commit)]
+        ran += [(facts["hardware"], facts["peer_versions"], peer)]
+    head = ["ours", "peer", "environment", "threads", "pairs", "window s", "load before"]
+    head += ["ratio of steps/s (range)", "steps/s", "seconds in all"]
+    head += ["minutes of a whole 1M-step run of ours", "peak MB", "to keep in mind"]
+    measured = {row[0].split()[0] for row in rows}
+    missing = [f"`{name}.py`" for name in SCRIPTS if f"{name}.py" not in measured]
+    text = f" Not measured yet: {', '.join(missing)}." if missing else ""
+    body = table(head, sorted(rows, key=script_first), left=3)
+    return "\n\n".join([body, SPEED_RULE + text, setups(sorted(set(ran)))])
+
+
+def updates_section() -> str:
+    """One row for each file of results/updates/: medians over the repetitions."""
+    rows, ran = [], []
+    for path in sorted((RESULTS / "updates").glob("*.csv")):
+        facts, data = read_facts(path), read_curve(path)
+        ratio = data["peer_ms"] / data["ours_ms"]
+        times = [f"{data[name].median():.1f}" for name in ("ours_ms", "peer_ms")]
+        range_of = f"{ratio.median():.1f} ({ratio.min():.1f} to {ratio.max():.1f})"
+        row = [facts["update"], facts["device"], facts["threads"], *times, range_of]
+        rows.append([*row, labels([facts])])
+        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
+    head = ["update of ppo_lstm.py", "device", "threads", "ms", "CleanRL's ms", "ratio (range)"]
+    return "\n\n".join([table([*head, "not traceable"], rows, left=2), setups(ran)])
+
+
+@dataclass
+class Race:
+    """One recipe on one environment: seconds until each seed has CleanRL's score."""
+
+    env: str
+    exp: str
+    label: str
+    score: float
+    figures: list[dict]  # of CleanRL, whose mean is the score
+    seconds: np.ndarray  # of each seed, infinite where it never gets there
+
+
+def seconds_to(score: float, path: Path) -> float:
+    """Seconds of training until the mean of the last 100 episodes first reaches the score."""
+    curve = read_curve(path)
+    reached = curve[curve["return"] >= score]
+    return float(reached["seconds"].iloc[0]) if len(reached) else np.inf
+
+
+def races() -> list[Race]:
+    """All recipes with curves on the environments for which CleanRL has published a score."""
+    found = []
+    runs = read_runs(FOLDER)
+    for (env, exp), group in groups_of(runs, "env", "exp"):
+        figures = peers(FOLDER, group.iloc[0])
+        if not figures or exp not in RACERS:
+            continue
+        score = pooled(figures)[0]
+        seconds = np.array([seconds_to(score, path) for path in group["path"]])
+        found.append(Race(env, exp, group["label"].iloc[0], score, figures, seconds))
+    return found
+
+
+def published_minutes() -> dict[str, dict]:
+    """CleanRL's own time for its run of 1M steps, by environment."""
+    rows = pd.read_csv(HERE / "published_times.csv")
+    return {row["env"]: row for row in rows.to_dict("records")}
+
+
+def measured_minutes() -> dict[str, float]:
+    """Minutes of 1M steps at the steps/s of CleanRL's script that we measured, by environment."""
+    found = {}
+    for path in sorted((RESULTS / "speed").glob("*.csv")):
+        facts = read_facts(path)
+        theirs = shlex.split(facts["peer"])
+        if theirs == ["cleanrl_ppo_continuous_action.py"] and facts["ours"].count(" ") == 0:
+            speed = read_curve(path)["peer_steps_per_second"].median()
+            found[facts["env"]] = MILLION / speed / 60
+    return found
+
+
+def race_row(race: Race) -> list[str]:
+    """Recipe, median seconds, their range and how many seeds get there."""
+    reached = race.seconds[np.isfinite(race.seconds)]
+    median = np.median(race.seconds)
+    middle = f"{median:.0f}" if np.isfinite(median) else "not reached by half"
+    span = f"{reached.min():.0f} to {reached.max():.0f}" if len(reached) else "-"
+    return [race.label, middle, span, f"{len(reached)} of {len(race.seconds)}"]
+
+
+def time_section() -> str:
+    """Seconds to CleanRL's published score, for each environment and recipe."""
+    rows, above = [], None
+    theirs, ours = published_minutes(), measured_minutes()
+    for race in races():
+        first = [race.env, number(race.score)] if race.env != above else ["", ""]
+        last = ["", ""]
+        if race.env != above:
+            whole = theirs.get(race.env)
+            last = [f"{whole['minutes'] * 60:.0f}" if whole else "-"]
+            last += [f"{ours[race.env] * 60:.0f}" if race.env in ours else "-"]
+        rows.append([*first, *race_row(race), *last])
+        above = race.env
+    head = ["environment", "score", "recipe", "seconds to it (median)", "fastest to slowest"]
+    head += ["seeds that reach it", "CleanRL's whole run, published", "the same, measured here"]
+    figure = "![Time to CleanRL's score](benchmark/figures/time_to_score.png)"
+    return "\n\n".join([table(head, rows, left=3), TIME_RULE, figure])
