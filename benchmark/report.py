@@ -9,9 +9,8 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
                                                 env__exp__seed__time and logs CleanRL's tags
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
-benchmark/README.md or docs/*.md. Names are the folders of results/, and time, speed, updates,
-suites, flags and flags_SCRIPT. Tables of details keep the line numbers of the scripts:
-`| C05 | title | what | links | ...`.
+benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, speed,
+updates, suites, where (the lines of the details), flags and flags_SCRIPT.
 """
 
 import argparse
@@ -25,8 +24,8 @@ from pathlib import Path
 from provenance import refresh
 from recipes import HERE, SCRIPTS, suites
 from results import RESULTS, folders, peers
-from scripts import all_flags, flags_table, line_links
-from tables import folder_section, start_section, suites_section, tensorboard
+from scripts import all_flags, flags_table, where_table
+from tables import folder_section, start_section, suites_section, summary_section, tensorboard
 from timing import FOLDER, speed_section, time_section, updates_section
 
 __all__ = ["SCRIPTS", "SUITES", "peers"]  # for the tests of other files
@@ -48,13 +47,14 @@ def sections() -> dict[str, Callable[[], str]]:
         made["start"] = start_section
     if FOLDER in folders():
         made["time"] = time_section
+        made["summary"] = summary_section
     if list(RESULTS.glob("speed/*.csv")):
         made["speed"] = speed_section
     if list(RESULTS.glob("updates/*.csv")):
         made["updates"] = updates_section
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
-    return made | {"suites": suites_section}
+    return made | {"where": where_table, "suites": suites_section}
 
 
 def figures_of(only: str | None) -> list[str]:
@@ -84,16 +84,7 @@ def filled(document: Path, text: str, made: dict[str, str], only: str | None) ->
             return match[0]
         return f"{start}{relinked(made.get(name, 'No results yet.'), document)}\n{end}"
 
-    if only is None:
-        text = relinked_details(text, document)
     return MARKER.sub(block, text)
-
-
-def relinked_details(text: str, document: Path) -> str:
-    """The rows of the table of details alone: other links are the author's."""
-    rows = line_links(text).split("\n")
-    detail = re.compile(r"\| [A-Z]\d\d \|")
-    return "\n".join(relinked(row, document) if detail.match(row) else row for row in rows)
 
 
 def warn_of_homeless(made: dict[str, str], texts: list[str]) -> None:

@@ -42,21 +42,27 @@ def all_flags() -> str:
     return "\n\n".join(f"`{name}.py`:\n\n{flags_table(name)}" for name in SCRIPTS)
 
 
-def link(detail: str, name: str) -> str:
-    """To the line of a detail's marker in a script; empty if it has none."""
-    # a marker is followed by words; an id at the end of a flag's help is a reference
-    marker = re.compile(rf"# .*(?<!see )(?<!~)\[{detail}\]( \[\w+\])* [^\[]")
+def marker_lines(name: str) -> dict[str, int]:
+    """Detail -> the line of its marker, which comes first in a comment."""
+    found = {}
     for i, line in enumerate((HERE.parent / f"{name}.py").read_text().splitlines(), 1):
-        if marker.search(line):
-            return f"[{name}.py:{i}]({name}.py#L{i})"
-    return ""
+        if ids := re.search(r"# ((?:\[[A-Z]\d\d\] )+)", line):
+            found |= dict.fromkeys(re.findall(r"\w+", ids[1]), i)
+    return found
 
 
-def line_links(text: str) -> str:
-    """The text with the links of today in `| C05 | title | what | links | ...`, one a script."""
-
-    def refreshed(match: re.Match) -> str:
-        links = [link(match[2], name) for name in SCRIPTS]
-        return f"{match[1]} {'<br>'.join(filter(None, links))} |"
-
-    return re.sub(r"(?m)^(\| ([A-Z]\d\d) \|(?:[^|]*\|){2})[^|]*\|", refreshed, text)
+def where_table() -> str:
+    """One row for each detail, one link for each script that has it."""
+    lines = {name: marker_lines(name) for name in SCRIPTS}
+    families = "CAMLDPXS"
+    details = sorted(
+        {d for of in lines.values() for d in of}, key=lambda d: (families.index(d[0]), d)
+    )
+    rows = []
+    for detail in details:
+        cells = [
+            f"[{lines[n][detail]}]({n}.py#L{lines[n][detail]})" if detail in lines[n] else ""
+            for n in SCRIPTS
+        ]
+        rows.append([detail, *cells])
+    return table(["id", *(f"{name}.py" for name in SCRIPTS)], rows)

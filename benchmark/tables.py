@@ -170,6 +170,21 @@ def ablation_table(runs: pd.DataFrame) -> str:
     return table(["recipe", *envs], rows)
 
 
+def summary_section(folder: str = "mujoco") -> str:
+    """One row for each environment: every recipe's mean, and what CleanRL has published."""
+    runs = read_runs(folder)
+    runs = runs[~runs["exp"].str.startswith(ABLATION)]
+    labels_of = dict(zip(runs["exp"], runs["label"]))
+    exps = [exp for exp, _ in groups_of(runs, "exp")]
+    rows = []
+    for env, of_env in groups_of(runs, "env"):
+        returns = {exp: group["final_return"].to_numpy() for exp, group in groups_of(of_env, "exp")}
+        figures = peers(folder, of_env.iloc[0].to_dict())
+        theirs = "; ".join(map(spread, figures)) or "-"
+        rows.append([env, *(mean_cell(returns[e]) if e in returns else "-" for e in exps), theirs])
+    return table(["environment", *(labels_of[exp] for exp in exps), "CleanRL"], rows)
+
+
 def setups(runs: list[tuple[str, str, str]]) -> str:
     """What ran on what: many (hardware, versions, name), each pair of the first two once."""
     groups = defaultdict(list)
