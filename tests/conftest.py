@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import sys
 from functools import partial
@@ -25,6 +26,7 @@ import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco  # noqa: E402
 import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
+import ppo_procgen  # noqa: E402
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = (
@@ -84,12 +86,35 @@ for name, kwargs in SCRIPTED.items():
     gym.register(f"{name}Discrete-v0", Scripted, kwargs=kwargs | {"discrete": True})
 
 
-def pytest_collection_modifyitems(config, items):
-    """Tests with one of these marks run when -m says so: pytest -m e2e."""
-    for item in items:
-        for mark in {"e2e", "learning"} & set(item.keywords):
-            if not config.getoption("-m"):
-                item.add_marker(pytest.mark.skip(reason=f"{mark}: pytest -m {mark}"))
+def pytest_addoption(parser):
+    reason = "fail if a test is skipped and the reason does not match REGEX"
+    parser.addoption("--no-skips-but", metavar="REGEX", help=reason)
+
+
+def unexpected_skips(config) -> list[str]:
+    """Where and why, of skips that `--no-skips-but` does not name."""
+    expected, reporter = (
+        config.getoption("--no-skips-but"),
+        config.pluginmanager.get_plugin("terminalreporter"),
+    )
+    if expected is None or reporter is None or hasattr(config, "workerinput"):
+        return []
+    reasons = [report.longrepr for report in reporter.stats.get("skipped", [])]
+    return [
+        f"{path}:{line}: {reason}"
+        for path, line, reason in reasons
+        if not re.search(expected, reason)
+    ]
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if exitstatus == 0 and unexpected_skips(session.config):
+        session.exitstatus = 1
+
+
+def pytest_terminal_summary(terminalreporter):
+    for skip in unexpected_skips(terminalreporter.config):
+        terminalreporter.write_line(f"FAILED: skipped without need: {skip}", red=True)
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +225,28 @@ def tiny_procgen():
     return make
 
 
+def one_layer(script, monkeypatch) -> None:
+    """One linear layer for the convolutions, which take nearly all the time of a run.
+
+    For tests of what surrounds the network: steps, episodes, orders, rates, phases, checkpoints.
+    """
+
+    class Agent(script.Agent):
+        def __init__(self, obs_space, *rest):
+            super().__init__(obs_space, *rest)
+            channels = min(obs_space.shape)
+
+            def layer() -> torch.nn.Sequential:
+                linear = torch.nn.Linear(64 * channels, self.actor.in_features)
+                pool = torch.nn.AdaptiveAvgPool2d(8)
+                return torch.nn.Sequential(pool, torch.nn.Flatten(), linear, torch.nn.ReLU())
+
+            self.network = layer()
+            self.value_network = self.value_network and layer()
+
+    monkeypatch.setattr(script, "Agent", Agent)
+
+
 def runner(train, make_args, tmp_path, monkeypatch):
     """Train with small settings in a fresh directory; the result's run_dir is an absolute Path."""
 
@@ -221,6 +268,13 @@ def run(tiny_args, tmp_path, monkeypatch):
 @pytest.fixture
 def run_atari(tiny_atari, tmp_path, monkeypatch):
     return runner(ppo_atari.train, tiny_atari, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_atari_fast(run_atari, monkeypatch):
+    """With one layer for the Nature CNN."""
+    one_layer(ppo_atari, monkeypatch)
+    return run_atari
 
 
 @pytest.fixture
@@ -284,6 +338,14 @@ def run_procgen(tiny_procgen, tmp_path, monkeypatch):
     return lambda script, **changes: runner(
         script.train, partial(tiny_procgen, script), tmp_path, monkeypatch
     )(**changes)
+
+
+@pytest.fixture
+def run_procgen_fast(run_procgen, monkeypatch):
+    """With one layer for IMPALA's CNN."""
+    for script in (ppo_procgen, ppg_procgen):
+        one_layer(script, monkeypatch)
+    return run_procgen
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ def needs(command: str) -> None:
             pytest.skip(f"{package} is not installed")
 
 
+@pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize("command", RUNS)
 def test_command_runs(command, monkeypatch):
@@ -114,6 +115,7 @@ def test_command_runs(command, monkeypatch):
         raise
 
 
+@pytest.mark.e2e
 def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     """But for pip and pytest."""
     tensorboard = "uv run --with tensorboard tensorboard --logdir runs"
@@ -177,6 +179,7 @@ def test_commands_that_measure_speed_are_valid():
                 module.check_args(args)
 
 
+@pytest.mark.e2e
 def test_speed_is_measured_and_reported(tmp_path):
     """speed.sh, the same script on both sides, one pair."""
     (tmp_path / "benchmark").mkdir()

@@ -203,13 +203,6 @@ def test_epochs_annealing_and_kl_are_those_of_the_other_scripts(target_kl, epoch
     assert seen == [pytest.approx((2.5e-4 * frac, 0.1 * frac)) for frac in (1, 0.75, 0.5, 0.25)]
 
 
-def test_same_seed_same_run_another_seed_another(run_lstm):
-    runs = [run_lstm(seed=seed)["run_dir"] for seed in (1, 1, 2)]
-    one, again, other = (ppo.load_checkpoint(run_dir) for run_dir in runs)
-    assert_equal(one, again)
-    assert not torch.equal(one["lstm_state"], other["lstm_state"])
-
-
 def test_every_epoch_starts_from_the_state_before_the_rollout(run_lstm, spy):
     splits, acts = spy(ppo, "split_episodes"), spy(ppo.Agent, "act")
     run_lstm(total_timesteps=128)
@@ -533,11 +526,14 @@ def assert_equal(one, other, path=""):
         assert one == other, path
 
 
-@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "MountainCar-v0", "Acrobot-v1", "Breakout"])
+@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "Breakout"])
 def test_resumed_run_is_bit_equal_to_one_never_stopped(
     env_id, run_lstm, monkeypatch, tmp_path, read_episodes
 ):
-    """Stopped after each of the first three of five iterations, in the middle of episodes."""
+    """Stopped after each of the first three of five iterations, also when the next step resets.
+
+    tests/test_contract.py has MountainCar and Acrobot, and compares the state of the LSTM too.
+    """
     save = ppo.save_checkpoint
 
     def save_and_copy(run_dir, checkpoint):
@@ -565,7 +561,7 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     resets = [
         not ppo.load_checkpoint(tmp_path / f"stopped{i}")["carried"][1].all() for i in (1, 2, 3)
     ]
-    assert any(resets) or env_id not in ("ShortCartPole-v0", "Breakout")
+    assert any(resets)
     for iteration in (1, 2, 3):
         stopped = tmp_path / f"stopped{iteration}"
         assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
@@ -693,6 +689,7 @@ def test_encoder_and_loss_are_compiled(run_lstm, monkeypatch):
     assert calls == [ppo.Agent.encode, ppo.minibatch_loss]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("obs_shape", [(3,), (1, 84, 84)], ids=["vectors", "images"])
 def test_compiled_and_eager_updates_agree(obs_shape, tiny_lstm):
     """Ten minibatches with other sequences each time; on the GPU if there is one."""

@@ -1114,6 +1114,7 @@ def test_evaluation_is_masked_and_normalizes_with_frozen_statistics(form, run_mu
         np.testing.assert_allclose(result, (obs - mean) / np.sqrt(var + 1e-8), atol=1e-5)
 
 
+@pytest.mark.e2e
 def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
     """20 steps on grids, with masks that leave a component one choice."""
     size, args, nvec = 128, tiny_multidiscrete(), [5, 3, 4]
@@ -1145,9 +1146,10 @@ def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
         results.append((torch.stack(losses), params))
     (eager_stats, eager_weights), (compiled_stats, compiled_weights) = results
     torch.testing.assert_close(compiled_stats, eager_stats, rtol=1e-4, atol=1e-4)
-    assert (compiled_weights - eager_weights).abs().max() <= 1e-4
     first = torch.nn.utils.parameters_to_vector(start.parameters())
-    assert (eager_weights - first).abs().max() > 1e-3
+    moved, differ = eager_weights - first, compiled_weights - eager_weights
+    assert moved.abs().max() > 1e-3 and moved.abs().mean() > 1e-4
+    assert differ.norm() <= 1e-3 * moved.norm() and differ.abs().max() <= 0.02 * moved.abs().max()
 
 
 # -- Java --
@@ -1162,6 +1164,7 @@ ppo.main()
 """
 
 
+@pytest.mark.e2e
 def test_java_that_was_stopped_cannot_start_again(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", AGAIN, str(ppo.Path(ppo.__file__).parent)],
@@ -1189,6 +1192,7 @@ print(java[0] != before[0], handler() == java)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks at a struct of 64-bit Linux"
 )
@@ -1215,6 +1219,7 @@ print(stack.split()[1])
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 def test_java_leaves_python_its_stack():
     """Java by default keeps a guard page one megabyte down the stack of the thread that starts it, where what recurses
