@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-import zlib
 from pathlib import Path
 
 import cv2
@@ -10,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from watch import assert_equal, checkpoint_of, episodes_of, state_of
 
 import ppo_atari as ppo
 
@@ -465,7 +465,7 @@ def valid_of(dones: np.ndarray) -> np.ndarray:
 @backends
 @pytest.mark.parametrize("limit", [27_000, 60])
 def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
-    env_backend, limit, recorded, run_atari_fast, read_episodes, spy
+    env_backend, limit, recorded, run_atari_fast, spy
 ):
     """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
     if env_backend == "envpool":
@@ -490,7 +490,7 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
                 expected.append((step, totals[n], lengths[n]))
                 totals[n] = lengths[n] = 0
         reset = [bool(terminated[n] or truncated[n]) for n in range(2)]
-    assert read_episodes(result["run_dir"]) == expected and len(expected) > 3
+    assert episodes_of(result["run_dir"]) == expected and len(expected) > 3
     assert result["global_step"] == step < 1024
     longest = max(length for *_, length in expected)
     assert (
@@ -506,7 +506,7 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
 
 
 @backends
-def test_returns_are_unclipped(env_backend, recorded, run_atari_fast, read_episodes):
+def test_returns_are_unclipped(env_backend, recorded, run_atari_fast):
     """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1 for each."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
@@ -517,7 +517,7 @@ def test_returns_are_unclipped(env_backend, recorded, run_atari_fast, read_episo
         num_steps=128,
         total_timesteps=512,
     )
-    returns = [value for _, value, _ in read_episodes(result["run_dir"])]
+    returns = [value for _, value, _ in episodes_of(result["run_dir"])]
     assert len(returns) >= 2 and min(returns) >= 10 and all(value % 10 == 0 for value in returns)
     assert {float(value) for reward, *_ in recorded for value in reward} == {0.0, 1.0}
 
@@ -736,24 +736,8 @@ def test_every_game_of_envpool_has_a_name_of_ours(tiny_atari, tmp_path):
 
 
 # -- checkpoints --
-def checkpoint_of(run_dir) -> dict:
-    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    for name in ("seconds", "episodes_size", "args"):
-        del checkpoint[name]
-    return checkpoint
-
-
-def digest(x):
-    """Something to compare by ==, to the bit."""
-    if isinstance(x, torch.Tensor):
-        return str(x.dtype), tuple(x.shape), zlib.crc32(x.contiguous().numpy().tobytes())
-    if isinstance(x, dict):
-        return {name: digest(value) for name, value in x.items()}
-    return [digest(value) for value in x] if isinstance(x, (list, tuple)) else x
-
-
 def test_resumed_run_is_bit_equal_to_one_never_stopped(
-    run_atari_fast, monkeypatch, tmp_path, read_episodes
+    run_atari_fast, monkeypatch, tmp_path
 ):
     """Stopped after each of the first three of five iterations, also when the next step resets a game."""
     save = ppo.save_checkpoint
@@ -768,7 +752,7 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     limit = {"max_episode_steps": 15, "noop_max": 1}  # with FIRE: ends with the first iteration
     size = {"num_steps": 13, "num_minibatches": 2, "total_timesteps": 130, "checkpoint_seconds": 0}
     run_dir = run_atari_fast(**size, **limit)["run_dir"]
-    expected, episodes = digest(checkpoint_of(run_dir)), read_episodes(run_dir)
+    expected, episodes = state_of(run_dir), episodes_of(run_dir)
     assert expected["iteration"] == 5 and expected["envs"] is not None and len(episodes) > 4
     resets = []
     for iteration in (1, 2, 3):
@@ -779,8 +763,8 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
             ~checkpoint["carried"][1]
         ).tolist()
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
-        assert digest(checkpoint_of(stopped)) == expected
-        assert read_episodes(stopped) == episodes
+        assert_equal(state_of(stopped), expected, "checkpoint")
+        assert episodes_of(stopped) == episodes
     assert True in resets and False in resets
 
 

@@ -6,7 +6,6 @@ input, bad checkpoints, full disks, evaluation, logs. A kill is an exception tha
 real SIGKILLs are in the tests marked `e2e`, which start processes.
 """
 
-import csv
 import importlib.util
 import itertools
 import json
@@ -37,7 +36,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 from registry import SCRIPTS, Script, one_of_each_text
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from watch import Killed, assert_equal, checkpoint_of, episodes_of, scalars_of, state_of
 
 scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
@@ -199,44 +198,9 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def checkpoint_of(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
-
-
-def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
-    """(step, return, length) of every episode; the seconds differ from run to run."""
-    with open(run_dir / "episodes.csv") as file:
-        rows = list(csv.DictReader(file))
-    return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in rows]
-
-
-def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of every TensorBoard scalar by tag."""
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
-
-
-def assert_equal(a, b, name: str) -> None:
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), name
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), name
-        for key in a:
-            assert_equal(a[key], b[key], f"{name}.{key}")
-    elif isinstance(a, list):
-        assert len(a) == len(b), name
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_equal(x, y, f"{name}[{i}]")
-    else:
-        assert a == b, name
-
-
 def assert_same_run(one: Path, other: Path) -> None:
     """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
-    a, b = checkpoint_of(one), checkpoint_of(other)
-    for checkpoint in (a, b):
-        del checkpoint["seconds"], checkpoint["episodes_size"], checkpoint["args"]["resume"]
+    a, b = state_of(one), state_of(other)
     assert_equal(a, b, "checkpoint")
     assert a["envs"] is not None
     episodes = episodes_of(one)
@@ -292,10 +256,6 @@ def test_same_seed_same_run_another_seed_another(script, folder, monkeypatch):
 
 
 # -- kills --
-class Killed(BaseException):
-    """Instead of a SIGKILL: no script catches it."""
-
-
 def write_half(torch_save, state: dict, file) -> None:
     torch_save(state, "whole.pt")
     whole = Path("whole.pt").read_bytes()

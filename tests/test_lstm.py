@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from watch import assert_equal, episodes_of, state_of
 
 import ppo_lstm as ppo
 
@@ -500,35 +501,18 @@ def test_actions_begin_where_the_space_begins(run_lstm, monkeypatch):
     assert played == {5, 6, 7}
 
 
-def test_episodes_of_vectors_are_counted_whole(run_lstm, read_episodes):
+def test_episodes_of_vectors_are_counted_whole(run_lstm):
     """CartPole pays 1 a step: returns are lengths, and reset rows are no steps."""
     result = run_lstm(num_steps=64, total_timesteps=512)
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert len(episodes) > 8 and all(total == length for _, total, length in episodes)
     assert 512 - len(episodes) <= result["global_step"] < 512
 
 
 # -- checkpoints and evaluation --
-def assert_equal(one, other, path=""):
-    """Two checkpoints are the same to the bit, but for what counts seconds."""
-    assert type(one) is type(other), path
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one.keys() - {"seconds", "args", "episodes_size"}:
-            assert_equal(one[name], other[name], f"{path}.{name}")
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for i, pair in enumerate(zip(one, other)):
-            assert_equal(*pair, f"{path}[{i}]")
-    else:
-        assert one == other, path
-
-
 @pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "Breakout"])
 def test_resumed_run_is_bit_equal_to_one_never_stopped(
-    env_id, run_lstm, monkeypatch, tmp_path, read_episodes
+    env_id, run_lstm, monkeypatch, tmp_path
 ):
     """Stopped after each of the first three of five iterations, also when the next step resets.
 
@@ -552,7 +536,7 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     result = run_lstm(
         env_id=env_id, num_steps=13, total_timesteps=260, checkpoint_seconds=0, **limit
     )
-    expected, episodes = ppo.load_checkpoint(result["run_dir"]), read_episodes(result["run_dir"])
+    expected, episodes = state_of(result["run_dir"]), episodes_of(result["run_dir"])
     assert (
         expected["iteration"] == 5
         and expected["envs"] is not None
@@ -566,8 +550,8 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
         stopped = tmp_path / f"stopped{iteration}"
         assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
-        assert_equal(ppo.load_checkpoint(stopped), expected)
-        assert read_episodes(stopped) == episodes
+        assert_equal(state_of(stopped), expected, "checkpoint")
+        assert episodes_of(stopped) == episodes
     assert env_id != "ShortCartPole-v0" or len(episodes) > 5
 
 

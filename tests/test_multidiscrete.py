@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils import seeding
+from watch import scalars_of
 
 import ppo_multidiscrete as ppo
 
@@ -411,7 +412,7 @@ def test_a_grid_beside_a_mask_in_the_observations_is_still_a_grid():
     assert env.observation_space == grid and grid.contains(obs) and info["action_mask"].shape == (4,)
 
 
-def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, scalars_of, monkeypatch):
+def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, monkeypatch):
     """A player of MicroRTS is idle while its units are busy."""
     idle, mask_infos = [], ppo.MicroRTS.mask_infos
 
@@ -1051,7 +1052,7 @@ def test_time_limits_of_microrts_bootstrap_from_the_last_observation(
     assert (abs(followed - truth)[dones == 0] < 1e-5).all()  # elsewhere the next row holds it
 
 
-def test_same_seed_same_run_another_seed_another(run_multidiscrete, read_episodes):
+def test_same_seed_same_run_another_seed_another(run_multidiscrete):
     task = "MicrortsRandomEnemyShapedReward3-v1"
     big = {"env_id": task, "num_steps": 32, "total_timesteps": 128}
     weights = []

@@ -26,10 +26,9 @@ import numpy as np
 import pytest
 import torch
 from registry import OPENAI
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_contract import assert_equal
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
+from watch import Killed, assert_equal, checkpoint_of, episodes_of, flat, scalars_of, state_of
 
 import ppg_procgen as ppg
 import ppo_procgen as ppo
@@ -96,8 +95,8 @@ def images(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, (n, 64, 64, 3), dtype=torch.uint8, generator=generator)
 
 
-def flat(agent: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in agent.parameters()])
+def weights_of(agent: torch.nn.Module) -> torch.Tensor:
+    return flat(agent.parameters())
 
 
 def agent_of(script, args) -> torch.nn.Module:
@@ -122,18 +121,6 @@ def aux_batch(size: int, seed: int = 0) -> dict:
         "logits": torch.randn(size, 15),
         "returns": torch.randn(size),
     }
-
-
-def scalars_of(run_dir) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
-
-
-def checkpoint_of(result: dict) -> dict:
-    return torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)
 
 
 # -- networks --
@@ -616,9 +603,7 @@ def frames(monkeypatch):
 
 
 @scripts
-def test_every_episode_is_counted_whole_and_unscaled(
-    script, recorded, run_procgen_fast, read_episodes
-):
+def test_every_episode_is_counted_whole_and_unscaled(script, recorded, run_procgen_fast):
     result = run_procgen_fast(
         script,
         env_id="fruitbot",
@@ -634,7 +619,7 @@ def test_every_episode_is_counted_whole_and_unscaled(
             if done[n]:
                 expected.append((4 * step, float(f"{totals[n]:.6g}"), lengths[n]))
                 totals[n] = lengths[n] = 0
-    assert read_episodes(result["run_dir"]) == expected and len(expected) > 5
+    assert episodes_of(result["run_dir"]) == expected and len(expected) > 5
     assert {value for _, value, _ in expected} > {-4.0} and result["global_step"] == 1024
 
 
@@ -892,8 +877,9 @@ def test_old_policy_is_that_of_the_end_of_the_policy_phase(run_procgen_fast, spy
     for phase in range(2):
         of_phase = aux_calls[4 * phase : 4 * phase + 4]
         old = of_phase[0][0][0]  # the agent before the first auxiliary step
-        assert not torch.equal(flat(old), flat(calls[4 * phase + 3][0][0]))  # its last step follows
-        assert not torch.equal(flat(old), flat(of_phase[3][0][0]))
+        before_its_last_step, changed = calls[4 * phase + 3][0][0], of_phase[3][0][0]
+        assert not torch.equal(weights_of(old), weights_of(before_its_last_step))
+        assert not torch.equal(weights_of(old), weights_of(changed))
         for (agent, mb, *_), (_, stats) in of_phase:
             with torch.no_grad():
                 logits, now = old(mb["obs"])[0], agent(mb["obs"])[0]
@@ -1115,10 +1101,6 @@ def test_a_disk_that_is_too_small_for_the_rollouts_is_one_line_at_the_start(tiny
 
 
 # -- kills --
-class Killed(BaseException):
-    """Instead of a SIGKILL: no script catches it."""
-
-
 KILLED_RUN = {
     "total_timesteps": 256,
     "checkpoint_seconds": 0,
@@ -1150,7 +1132,7 @@ def kill(script_name: str, n: int, run_procgen, run_dir: Path | None) -> Path:
     return run_dir or next(Path().resolve().glob("runs/*"))
 
 
-def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fast, read_episodes):
+def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fast):
     """Phases after iterations 2 and 4, of 3 passes with 2 minibatches each."""
     whole = run_procgen_fast(ppg, **KILLED_RUN)["run_dir"]
     kills = [  # function, call, then (iteration, passes) of the checkpoint
@@ -1166,19 +1148,17 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
     run_dir = None
     for name, n, kept in kills:
         run_dir = kill(name, n, run_procgen_fast, run_dir)
-        checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+        checkpoint = checkpoint_of(run_dir)
         passes = checkpoint["paused"]["passes"] if checkpoint["paused"] else []
         assert (checkpoint["iteration"], len(passes)) == kept, (name, n)
         if kept[0] == 2:  # nothing of the phase before is needed
             (run_dir / "rollouts.bin").write_bytes(b"garbage")
     spent = checkpoint["paused"]["seconds"]
     start_or_resume(run_procgen_fast, run_dir)
-    ends = [torch.load(path / "checkpoint.pt", weights_only=True) for path in (whole, run_dir)]
-    assert ends[1]["seconds"] > spent > checkpoint["seconds"]  # those of passes count too
-    for end in ends:
-        del end["seconds"], end["episodes_size"], end["args"]["resume"]
-    assert_equal(*ends, "checkpoint")
-    assert read_episodes(whole) == read_episodes(run_dir) != []
+    seconds = checkpoint_of(run_dir)["seconds"]
+    assert seconds > spent > checkpoint["seconds"]  # those of passes count too
+    assert_equal(state_of(whole), state_of(run_dir), "checkpoint")
+    assert episodes_of(whole) == episodes_of(run_dir) != []
     logged = [scalars_of(path) for path in (whole, run_dir)]
     clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
     assert logged[0].keys() == logged[1].keys()
@@ -1207,7 +1187,7 @@ def test_a_run_that_ended_within_a_phase_is_not_extended(run_procgen_fast):
 
 
 @pytest.mark.e2e
-def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch, read_episodes):
+def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch):
     """At random moments, at least two of them inside a phase: equal to the bit in the end."""
     flags = (
         "--env-id bossfight --no-cuda --no-compile --eval-episodes 0 --num-envs 4 --num-steps 32"
@@ -1238,7 +1218,7 @@ def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch, read_epi
             running.kill()
             assert running.wait() == -signal.SIGKILL
             (run_dir,) = (path / "runs").iterdir()
-            checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+            checkpoint = checkpoint_of(run_dir)
             inside += checkpoint["paused"] is not None
             kills += 1
             command = [sys.executable, ppg.__file__, "--resume", str(run_dir)]
@@ -1246,11 +1226,8 @@ def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch, read_epi
         assert done.returncode == 0, done.stdout + done.stderr
         run_dirs += list((tmp_path / name / "runs").iterdir())
     assert inside >= 2
-    ends = [torch.load(path / "checkpoint.pt", weights_only=True) for path in run_dirs]
-    for end in ends:
-        del end["seconds"], end["episodes_size"], end["args"]["resume"]
-    assert_equal(*ends, "checkpoint")
-    assert read_episodes(run_dirs[0]) == read_episodes(run_dirs[1]) != []
+    assert_equal(*map(state_of, run_dirs), "checkpoint")
+    assert episodes_of(run_dirs[0]) == episodes_of(run_dirs[1]) != []
 
 
 # -- bad flags --
@@ -1272,7 +1249,9 @@ cases = [(ppo, *case) for case in BAD_FLAGS.items()]
 cases += [(ppg, *case) for case in (BAD_FLAGS | BAD_FLAGS_OF_PPG).items()]
 
 
-@pytest.mark.parametrize("script, flags, words", cases)
+@pytest.mark.parametrize(
+    "script, flags, words", cases, ids=[f"{s.__name__}-{f}" for s, f, _ in cases]
+)
 def test_bad_flags_are_named_with_their_numbers(script, flags, words, tmp_path):
     with pytest.raises(script.UserError) as error:
         script.parse_args(flags.split())
@@ -1352,7 +1331,7 @@ class Quarters(gym.vector.VectorEnv):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("script, reached", [(ppo, 2), (ppg, 7)], ids=NAMES)
-def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch, read_episodes):
+def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch):
     """Measured: 3.8, 3.1 and 4.1 with seeds 1 to 3, PPG 12.3, 11.9 and 11.6; at random 1.1. Games
     of Procgen take hours
     on a CPU."""
@@ -1360,7 +1339,7 @@ def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch, r
     monkeypatch.setattr(script, "env_states", lambda envs: [])
     more = {"update_epochs": 2} if script is ppo else {"n_iteration": 4, "e_auxiliary": 2}
     size = {"num_envs": 16, "num_steps": 32, "num_minibatches": 4, "total_timesteps": 8 * 512}
-    episodes = read_episodes(run_procgen(script, learning_rate=1e-3, **size | more)["run_dir"])
+    episodes = episodes_of(run_procgen(script, learning_rate=1e-3, **size | more)["run_dir"])
     returns = [value for _, value, _ in episodes]
     assert np.mean(returns[:32]) < 1.5 and np.mean(returns[-32:]) > reached
 
@@ -1374,10 +1353,10 @@ def test_compiled_run_is_the_eager_run(own, run_procgen, tiny_procgen):
     flags = {"aux_adam": own, "adam_eps": 1e-3, "init": "torch", "total_timesteps": 256}
     flags |= {"cuda": gpu}
     torch.manual_seed(1)  # the seed of the run
-    start = flat(agent_of(ppg, tiny_procgen(ppg, init="torch")))
+    start = weights_of(agent_of(ppg, tiny_procgen(ppg, init="torch")))
 
     def change(**more) -> torch.Tensor:
-        weights = checkpoint_of(run_procgen(ppg, **flags | more))["agent"].values()
+        weights = checkpoint_of(run_procgen(ppg, **flags | more)["run_dir"])["agent"].values()
         return torch.cat([w.flatten().cpu() for w in weights]) - start
 
     eager = change(compile=False)
