@@ -1,4 +1,6 @@
-"""ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time limits, EnvPool."""
+"""ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time
+limits, EnvPool.
+"""
 
 import copy
 import shutil
@@ -15,10 +17,11 @@ import ppo_atari as ppo
 
 
 class Game(gym.Env):
-    """A stand-in for ALE at one frame a step. Frame k of the n-th game (k, n from 0) is gray of value 10 * n + k.
+    """A stand-in for ALE at one frame a step. Frame k of the n-th game (k, n from 0) is gray of
+    value 10 * n + k.
 
-    `lives[k]` are the lives at frame k, the last entry ends the game; every frame pays `rewards[k]`. `actions` has one
-    list for each game.
+    `lives[k]` are the lives at frame k, the last entry ends the game; every frame pays
+    `rewards[k]`. `actions` has one list for each game.
     """
 
     action_space = gym.spaces.Discrete(4)
@@ -159,7 +162,9 @@ def test_a_lost_life_ends_the_episode_and_goes_on_without_a_reset():
 
 
 def test_the_last_life_ends_with_the_game_not_before():
-    """Some games show no lives for a few frames and play on: that is no end, the end of the game is."""
+    """Some games show no lives for a few frames and play on: that is no end, the end of the game
+    is.
+    """
     env = ppo.EpisodicLife(Game([1, 0, 0, 0]), True)
     env.reset()
     assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
@@ -224,7 +229,9 @@ def test_fire_reset_returns_the_frame_of_the_new_game_if_the_old_one_ends():
 
 
 def test_fire_reset_counts_what_happens_when_fire_loses_a_life():
-    """FIRE loses a life, the hidden step after it pays 2, the third action ends the game and pays 4."""
+    """FIRE loses a life, the hidden step after it pays 2, the third action ends the game and pays
+    4.
+    """
     game = Game([2, 1, 1, 0], rewards=[0, 1, 2, 4])
     _, info = ppo.FireReset(ppo.EpisodicLife(game, True)).reset()
     assert game.actions == [[1, 0, 2], []] and info["reward"] == 7 and info["terminated"]
@@ -329,9 +336,11 @@ def play(env_or_envs, actions: list[int], vector: bool) -> list[tuple]:
 
 @pytest.mark.parametrize("env_id", ["MsPacman", "Freeway"])
 def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypatch):
-    """Without random no-ops and FIRE: same rewards and ends, and the same frames but for one documented difference.
+    """Without random no-ops and FIRE: same rewards and ends, and the same frames but for one
+    documented difference.
 
-    EnvPool takes the maximum of two frames after they are gray, baselines before; with its order the frames are equal.
+    EnvPool takes the maximum of two frames after they are gray, baselines before; with its order
+    the frames are equal.
     """
     pytest.importorskip("envpool")
 
@@ -402,7 +411,9 @@ def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_ata
 
 
 def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
-    """Saved in the middle of a game and written into fresh environments, it goes on to the bit, no-ops included."""
+    """Saved in the middle of a game and written into fresh environments, it goes on to the bit,
+    no-ops included.
+    """
     args = tiny_atari(num_envs=2)
     envs, copies = (ppo.make_envs(args, tmp_path, 1) for _ in range(2))
     envs.reset(seed=1), copies.reset(seed=9)
@@ -433,7 +444,9 @@ def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
 # -- the loop on both backends --
 @pytest.fixture
 def recorded(monkeypatch):
-    """What every step of the training environments returned: a list of (reward, terminated, truncated, infos)."""
+    """What every step of the training environments returned: a list of (reward, terminated,
+    truncated, infos).
+    """
     steps, make_envs = [], ppo.make_envs
 
     def make_recorded(*args):
@@ -467,7 +480,9 @@ def valid_of(dones: np.ndarray) -> np.ndarray:
 def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
     env_backend, limit, recorded, run_atari_fast, spy
 ):
-    """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
+    """Every game's return and length, and the step that it ended on, against a plain loop over what
+    the env said.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     gae_calls = spy(ppo, "gae")
@@ -477,7 +492,9 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
         "num_minibatches": 1,
         "update_epochs": 1,
     }
-    result = run_atari_fast(env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size)
+    result = run_atari_fast(
+        env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size
+    )
     expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
     for reward, terminated, truncated, infos in recorded:
         step += reset.count(False)
@@ -507,7 +524,9 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
 
 @backends
 def test_returns_are_unclipped(env_backend, recorded, run_atari_fast):
-    """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1 for each."""
+    """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1
+    for each.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     result = run_atari_fast(
@@ -524,7 +543,9 @@ def test_returns_are_unclipped(env_backend, recorded, run_atari_fast):
 
 @backends
 def test_reset_rows_are_no_samples(env_backend, run_atari_fast, spy):
-    """Every epoch has each real step once or, in place of a reset, twice, and no reset; by their advantages."""
+    """Every epoch has each real step once or, in place of a reset, twice, and no reset; by their
+    advantages.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     losses, gae_calls = spy(ppo, "minibatch_loss"), spy(ppo, "gae")
@@ -553,7 +574,9 @@ def test_reset_rows_are_no_samples(env_backend, run_atari_fast, spy):
 
 def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari_fast, spy):
     losses = spy(ppo, "minibatch_loss")
-    run_atari_fast(max_episode_steps=1, noop_max=0, fire_reset=False, num_steps=3, total_timesteps=12)
+    run_atari_fast(
+        max_episode_steps=1, noop_max=0, fire_reset=False, num_steps=3, total_timesteps=12
+    )
     assert [len(inputs[1]["values"]) for inputs, _ in losses] == [3, 3] * 4
     assert (torch.stack([inputs[1]["logprobs"] for inputs, _ in losses]) < 0).all()
 
@@ -574,7 +597,9 @@ def test_first_minibatch_has_ratio_one(env_backend, bf16, run_atari, spy):
 
 
 def test_next_values_are_those_of_the_states_that_followed(run_atari_fast, spy):
-    """With a new time limit every 20 steps: the row after the limit holds the state that it cut off."""
+    """With a new time limit every 20 steps: the row after the limit holds the state that it cut
+    off.
+    """
     acts, gae_calls = spy(ppo.Agent, "act"), spy(ppo, "gae")
     run_atari_fast(max_episode_steps=20, ortho_init=False, num_steps=64, total_timesteps=128)
     agent, obs = acts[0][0][0], torch.stack([inputs[1] for inputs, _ in acts])  # (64, 2, 4, 84, 84)
@@ -591,7 +616,9 @@ def test_next_values_are_those_of_the_states_that_followed(run_atari_fast, spy):
 
 def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari_fast, spy):
     gae_calls = spy(ppo, "gae")
-    run_atari_fast(max_episode_steps=20, num_steps=64, total_timesteps=128, bootstrap_truncation=False)
+    run_atari_fast(
+        max_episode_steps=20, num_steps=64, total_timesteps=128, bootstrap_truncation=False
+    )
     (_, _, _, terminations, dones, *_), _ = gae_calls[0]
     assert (terminations == dones).all() and dones.sum() >= 4
 
@@ -736,10 +763,10 @@ def test_every_game_of_envpool_has_a_name_of_ours(tiny_atari, tmp_path):
 
 
 # -- checkpoints --
-def test_resumed_run_is_bit_equal_to_one_never_stopped(
-    run_atari_fast, monkeypatch, tmp_path
-):
-    """Stopped after each of the first three of five iterations, also when the next step resets a game."""
+def test_resumed_run_is_bit_equal_to_one_never_stopped(run_atari_fast, monkeypatch, tmp_path):
+    """Stopped after each of the first three of five iterations, also when the next step resets a
+    game.
+    """
     save = ppo.save_checkpoint
 
     def save_and_copy(run_dir, checkpoint):
@@ -925,7 +952,8 @@ def test_threads_of_envpool_are_the_cores_and_the_gpu_is_used_if_there_is_one():
 def test_compiled_and_eager_updates_agree(bf16, tolerance, share, tiny_atari):
     """Twenty minibatches, both with the same weights each time.
 
-    On random images, left alone, a difference of 1e-8 grows to 1e-3 in 20 steps: Adam scales the smallest gradients up.
+    On random images, left alone, a difference of 1e-8 grows to 1e-3 in 20 steps: Adam scales the
+    smallest gradients up.
     """
     size, args = 64, tiny_atari(bf16=bf16)
     torch.manual_seed(0)
