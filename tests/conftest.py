@@ -31,6 +31,7 @@ import ppo_procgen  # noqa: E402
 # One thread each, here and in what tests start: those of several processes wait for each other.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 # -- what may be skipped --

@@ -590,6 +590,11 @@ ROWS = (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 
 
+def pages() -> list[Path]:
+    """README.md and docs/*.md."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
 def source_blocks(source: str) -> dict[str, str]:
     """Block of train -> its text: what stands before the loop, then what follows each ruler."""
     (train,) = re.findall(r"(?ms)^def train\(.*?(?=^\S)", source)

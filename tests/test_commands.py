@@ -1,5 +1,5 @@
-"""Every command of README.md: what trains or plays is run, with fewer and shorter rollouts. What
-both READMEs name.
+"""Every command of README.md and docs/: what trains or plays is run, with fewer and shorter
+rollouts. What these pages and benchmark/README.md name.
 """
 
 import os
@@ -14,20 +14,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from registry import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def commands_of(readme: str) -> list[str]:
+def commands_of(page: Path) -> list[str]:
     """The lines of its blocks of commands, continued lines joined."""
-    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```$", (ROOT / readme).read_text())
+    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```$", page.read_text())
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [
         " ".join(shlex.split(line, comments=True)) for line in lines if line.split("#")[0].strip()
     ]
 
 
-COMMANDS = commands_of("README.md")
+COMMANDS = list(dict.fromkeys(command for page in pages() for command in commands_of(page)))
 RUNS = [
     command
     for command in COMMANDS
@@ -107,14 +108,15 @@ def needs(command: str) -> None:
 def test_command_runs(command, monkeypatch):
     needs(command)
     _, module, flags = split(command)
-    before = [other for other in RUNS[: RUNS.index(command)] if "runs/NAME" not in other]
     try:
         if "runs/NAME" not in command:
             result = go(command, monkeypatch)
             assert 0 < result["total"] - result["batch"] < result["global_step"] <= result["total"]
             assert (Path(result["run_dir"]) / "checkpoint.pt").is_file()
             return
-        trained = [other for other in before if split(other)[1] is module][-1]
+        before = RUNS[: RUNS.index(command)]
+        trains = [run for run in before if split(run)[1] is module and "runs/NAME" not in run]
+        trained = trains[-1] if trains else f"uv run {module.__name__}.py"
         trained += " --env-id Hopper-v4" * (
             "--capture-video" in flags
         )  # it soon falls, HalfCheetah takes 1000 frames
@@ -145,7 +147,8 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     tensorboard = "uv run --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
-    assert set(OTHERS) == {"pip install uv", "uv run pytest", tensorboard, copy, compare}
+    set_up = re.compile(r"(uv )?pip install |uv run pytest|git clone |cd ")
+    assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
 
     go("uv run ppo_continuous_mujoco.py --env-id Terminating-v0", monkeypatch)
     inspect = [
@@ -191,7 +194,7 @@ def test_commands_in_the_text_name_what_exists():
     sys.path.insert(0, str(ROOT / "benchmark"))
     import report
 
-    text = (ROOT / "README.md").read_text() + (ROOT / "benchmark" / "README.md").read_text()
+    text = "".join(page.read_text() for page in [*pages(), ROOT / "benchmark" / "README.md"])
     named = re.findall(
         r"\b(?:bash|python) (benchmark/(\w+)\.\w+)(?: ([a-z]\w*|--\w[\w-]*|1M))?", text
     )
@@ -209,7 +212,9 @@ def test_commands_in_the_text_name_what_exists():
 def test_commands_that_measure_speed_are_valid():
     """Those of benchmark/README.md: our script is there and takes the flags."""
     commands = [
-        command for command in commands_of("benchmark/README.md") if "benchmark/speed.sh" in command
+        command
+        for command in commands_of(ROOT / "benchmark" / "README.md")
+        if "benchmark/speed.sh" in command
     ]
     ours = [
         re.search(r"(?:OURS_FLAGS=(.*?))?(?: [A-Z_]+=.*)?bash benchmark/speed.sh (\S+)", line)

@@ -1167,7 +1167,7 @@ def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
     torch.testing.assert_close(compiled_stats, eager_stats, rtol=1e-4, atol=1e-4)
     first = torch.nn.utils.parameters_to_vector(start.parameters())
     moved, differ = eager_weights - first, compiled_weights - eager_weights
-    assert moved.abs().max() > 1e-3 and moved.abs().mean() > 1e-4
+    assert moved.abs().max() > 3e-3 and moved.abs().mean() > 1e-3
     assert differ.norm() <= 1e-3 * moved.norm() and differ.abs().max() <= 0.02 * moved.abs().max()
 
 

@@ -25,7 +25,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from registry import OPENAI
+from registry import OPENAI, pages
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 from watch import Killed, assert_equal, checkpoint_of, episodes_of, flat, scalars_of, state_of
@@ -41,11 +41,10 @@ needs_procgen = pytest.mark.skipif(
 )
 
 
-def flags_in_readme(words: str) -> list[str]:
-    """Those of README.md's only command of ppg_procgen.py that has these words."""
-    (flags,) = re.findall(
-        rf"^uv run ppg_procgen.py (.*{words}.*)$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
+def documented_flags(words: str) -> list[str]:
+    """Those of the only command of ppg_procgen.py in README.md and docs/ that has these words."""
+    text = "\n".join(page.read_text() for page in pages())
+    (flags,) = re.findall(rf"^uv run ppg_procgen.py (.*{words}.*)$", text, re.MULTILINE)
     return shlex.split(flags)
 
 
@@ -56,14 +55,14 @@ def departures(flags: list[str]) -> dict:
 
 
 def test_commands_of_openais_recipe_are_what_the_tests_check():
-    """README.md's and that of benchmark/procgen.sh."""
+    """That of the pages and that of benchmark/procgen.sh."""
     size = {
         "distribution_mode": "hard",
         "total_timesteps": 100_000_000,
         "num_envs": 256,
         "num_aux_rollouts": 16,
     }
-    assert departures(flags_in_readme("--arch dual")) == OPENAI | size
+    assert departures(documented_flags("--arch dual")) == OPENAI | size
     suite = ["bash", str(ROOT / "benchmark" / "procgen.sh"), "openai", "--dry-run"]
     done = subprocess.run(
         suite, capture_output=True, text=True, env=os.environ | {"PYTHON": "python"}, check=True
@@ -1263,7 +1262,7 @@ def test_bad_flags_are_named_with_their_numbers(script, flags, words, tmp_path):
 @pytest.mark.parametrize("levels", ["train", "unseen"])
 @scripts
 def test_evaluation_plays_the_levels_it_says(script, levels, recorded, run_procgen_fast, capsys):
-    """With README.md's commands: those of training or all above, whatever the run itself had; whole
+    """With the pages' commands: those of training or all above, whatever the run itself had; whole
     games, unscaled.
     """
     levels_of_the_run = {"train": "unseen", "unseen": "train"}[levels]
@@ -1272,7 +1271,7 @@ def test_evaluation_plays_the_levels_it_says(script, levels, recorded, run_procg
     trained = {seed for *_, seeds in recorded for seed in seeds}
     recorded.clear()
     replaced = {"runs/NAME": str(run_dir), "200": "3"}
-    play = [replaced.get(word, word) for word in flags_in_readme(f"--eval-levels {levels}")]
+    play = [replaced.get(word, word) for word in documented_flags(f"--eval-levels {levels}")]
     evaluate = lambda flags: script.evaluate(script.parse_args(flags), run_dir)  # noqa: E731
     returns = evaluate(play)
     first, expected = [False] * 3, np.zeros(3)
