@@ -4,6 +4,7 @@ A script that moves to the new form becomes one row of SCRIPTS; tests/test_stati
 tests/test_contract.py then hold it to the contract.
 """
 
+import ast
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +39,7 @@ class Script:
     different: dict[str, str] = field(default_factory=dict)
     whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
-    steps_of_seconds: int = 12_800  # of the second case of `exact`: a run of some seconds
+    steps_of_seconds: int = 12_800  # of the second case of `exact`, where processes are killed
     epochs: str = "update_epochs"  # the field of passes over a rollout
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
@@ -59,6 +60,27 @@ class Script:
     @property
     def source(self) -> str:
         return self.path.read_text()
+
+    @cached_property
+    def pieces(self) -> dict[str, str]:
+        """Functions, methods, fields of classes and blocks of train -> their text."""
+        lines, pieces = self.source.splitlines(), {}
+
+        def add(name: str, node: ast.AST) -> None:
+            start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            text = "\n".join(lines[start - 1 : node.end_lineno])
+            pieces[name] = pieces[name] + "\n" + text if name in pieces else text
+
+        for node in ast.parse(self.source).body:
+            if isinstance(node, ast.FunctionDef) and node.name != "train":
+                add(node.name, node)
+            for part in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(part, ast.FunctionDef):
+                    add(f"{node.name}.{part.name}", part)
+                elif not isinstance(part, ast.Expr):  # docstrings may differ
+                    add(node.name, part)
+        blocks = source_blocks(self.source)
+        return pieces | {f"train: {name}": text for name, text in blocks.items()}
 
     @cached_property
     def module(self) -> ModuleType:
@@ -290,7 +312,6 @@ ATARI_SCRIPT = Script(
     own=None,
     wrong_env={"HalfCheetah-v4": ["HalfCheetah-v4", "no Atari game"]},
     by_hand=None,
-    steps_of_seconds=2_560,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI,
     lines=880,  # the design has 820, 450 and 260
@@ -351,7 +372,6 @@ LSTM_SCRIPT = Script(
         "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
     },
     by_hand=None,
-    steps_of_seconds=5_120,
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
@@ -483,7 +503,6 @@ PROCGEN_SCRIPT = Script(
     by_hand=None,
     other_shape={"shared_network": False},
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
-    steps_of_seconds=1_280,
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
     lines=790,  # the design has 740, 370 and 260
@@ -539,7 +558,6 @@ PPG = Script(
     saved={2, 3},  # after a phase, and before the last iteration of one
     other_shape={"arch": "dual"},
     python=PROCGEN_SCRIPT.python,
-    steps_of_seconds=1_280,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
     lines=970,  # the design has 860, 420 and 270
@@ -572,8 +590,28 @@ ROWS = (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 
 
+def pages() -> list[Path]:
+    """README.md and docs/*.md."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
 def source_blocks(source: str) -> dict[str, str]:
     """Block of train -> its text: what stands before the loop, then what follows each ruler."""
     (train,) = re.findall(r"(?ms)^def train\(.*?(?=^\S)", source)
     parts = re.split(r"(?m)^ +# -- (.*) --\n", train)
     return {"set-up": parts[0]} | dict(zip(parts[1::2], parts[2::2]))
+
+
+def one_of_each_text(*names: str, lines: str | None = None) -> list[Script]:
+    """A script for each text of these pieces and of the lines that match; the first that has it.
+
+    What is the same to the byte is tested once. No list says which scripts that are: who edits one
+    of these pieces in one script has the test of that script from then on.
+    """
+    assert set(names) <= PPO.pieces.keys(), names
+    found: dict[tuple, Script] = {}
+    for script in ROWS:
+        matching = [x.strip() for x in script.source.splitlines() if lines and re.search(lines, x)]
+        assert matching or not lines, (script.name, lines)
+        found.setdefault((*(script.pieces.get(name) for name in names), *matching), script)
+    return list(found.values())

@@ -1,8 +1,9 @@
-"""ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time limits, EnvPool."""
+"""ppo_atari.py: the wrappers of A01 to A07 on a scripted game and on the real one, lives, time
+limits, EnvPool.
+"""
 
 import copy
 import shutil
-import zlib
 from pathlib import Path
 
 import cv2
@@ -10,15 +11,17 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from watch import assert_equal, checkpoint_of, episodes_of, state_of
 
 import ppo_atari as ppo
 
 
 class Game(gym.Env):
-    """A stand-in for ALE at one frame a step. Frame k of the n-th game (k, n from 0) is gray of value 10 * n + k.
+    """A stand-in for ALE at one frame a step. Frame k of the n-th game (k, n from 0) is gray of
+    value 10 * n + k.
 
-    `lives[k]` are the lives at frame k, the last entry ends the game; every frame pays `rewards[k]`. `actions` has one
-    list for each game.
+    `lives[k]` are the lives at frame k, the last entry ends the game; every frame pays
+    `rewards[k]`. `actions` has one list for each game.
     """
 
     action_space = gym.spaces.Discrete(4)
@@ -159,7 +162,9 @@ def test_a_lost_life_ends_the_episode_and_goes_on_without_a_reset():
 
 
 def test_the_last_life_ends_with_the_game_not_before():
-    """Some games show no lives for a few frames and play on: that is no end, the end of the game is."""
+    """Some games show no lives for a few frames and play on: that is no end, the end of the game
+    is.
+    """
     env = ppo.EpisodicLife(Game([1, 0, 0, 0]), True)
     env.reset()
     assert [env.step(0)[2] for _ in range(3)] == [False, False, True]
@@ -224,7 +229,9 @@ def test_fire_reset_returns_the_frame_of_the_new_game_if_the_old_one_ends():
 
 
 def test_fire_reset_counts_what_happens_when_fire_loses_a_life():
-    """FIRE loses a life, the hidden step after it pays 2, the third action ends the game and pays 4."""
+    """FIRE loses a life, the hidden step after it pays 2, the third action ends the game and pays
+    4.
+    """
     game = Game([2, 1, 1, 0], rewards=[0, 1, 2, 4])
     _, info = ppo.FireReset(ppo.EpisodicLife(game, True)).reset()
     assert game.actions == [[1, 0, 2], []] and info["reward"] == 7 and info["terminated"]
@@ -329,9 +336,11 @@ def play(env_or_envs, actions: list[int], vector: bool) -> list[tuple]:
 
 @pytest.mark.parametrize("env_id", ["MsPacman", "Freeway"])
 def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypatch):
-    """Without random no-ops and FIRE: same rewards and ends, and the same frames but for one documented difference.
+    """Without random no-ops and FIRE: same rewards and ends, and the same frames but for one
+    documented difference.
 
-    EnvPool takes the maximum of two frames after they are gray, baselines before; with its order the frames are equal.
+    EnvPool takes the maximum of two frames after they are gray, baselines before; with its order
+    the frames are equal.
     """
     pytest.importorskip("envpool")
 
@@ -402,7 +411,9 @@ def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_ata
 
 
 def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
-    """Saved in the middle of a game and written into fresh environments, it goes on to the bit, no-ops included."""
+    """Saved in the middle of a game and written into fresh environments, it goes on to the bit,
+    no-ops included.
+    """
     args = tiny_atari(num_envs=2)
     envs, copies = (ppo.make_envs(args, tmp_path, 1) for _ in range(2))
     envs.reset(seed=1), copies.reset(seed=9)
@@ -433,7 +444,9 @@ def test_environment_state_is_exact_and_plain(tiny_atari, tmp_path):
 # -- the loop on both backends --
 @pytest.fixture
 def recorded(monkeypatch):
-    """What every step of the training environments returned: a list of (reward, terminated, truncated, infos)."""
+    """What every step of the training environments returned: a list of (reward, terminated,
+    truncated, infos).
+    """
     steps, make_envs = [], ppo.make_envs
 
     def make_recorded(*args):
@@ -465,9 +478,11 @@ def valid_of(dones: np.ndarray) -> np.ndarray:
 @backends
 @pytest.mark.parametrize("limit", [27_000, 60])
 def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
-    env_backend, limit, recorded, run_atari, read_episodes, spy
+    env_backend, limit, recorded, run_atari_fast, spy
 ):
-    """Every game's return and length, and the step that it ended on, against a plain loop over what the env said."""
+    """Every game's return and length, and the step that it ended on, against a plain loop over what
+    the env said.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     gae_calls = spy(ppo, "gae")
@@ -477,7 +492,9 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
         "num_minibatches": 1,
         "update_epochs": 1,
     }
-    result = run_atari(env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size)
+    result = run_atari_fast(
+        env_id="Breakout", env_backend=env_backend, max_episode_steps=limit, **size
+    )
     expected, totals, lengths, reset, step = [], np.zeros(2), np.zeros(2, int), [False, False], 0
     for reward, terminated, truncated, infos in recorded:
         step += reset.count(False)
@@ -490,7 +507,7 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
                 expected.append((step, totals[n], lengths[n]))
                 totals[n] = lengths[n] = 0
         reset = [bool(terminated[n] or truncated[n]) for n in range(2)]
-    assert read_episodes(result["run_dir"]) == expected and len(expected) > 3
+    assert episodes_of(result["run_dir"]) == expected and len(expected) > 3
     assert result["global_step"] == step < 1024
     longest = max(length for *_, length in expected)
     assert (
@@ -506,29 +523,33 @@ def test_games_are_counted_whole_and_unclipped_and_reset_rows_are_no_steps(
 
 
 @backends
-def test_returns_are_unclipped(env_backend, recorded, run_atari, read_episodes):
-    """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1 for each."""
+def test_returns_are_unclipped(env_backend, recorded, run_atari_fast):
+    """MsPacman pays 10 for a dot; a game cut off after 120 steps has eaten a few. The agent gets 1
+    for each.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    result = run_atari(
+    result = run_atari_fast(
         env_id="MsPacman",
         env_backend=env_backend,
         max_episode_steps=120,
         num_steps=128,
         total_timesteps=512,
     )
-    returns = [value for _, value, _ in read_episodes(result["run_dir"])]
+    returns = [value for _, value, _ in episodes_of(result["run_dir"])]
     assert len(returns) >= 2 and min(returns) >= 10 and all(value % 10 == 0 for value in returns)
     assert {float(value) for reward, *_ in recorded for value in reward} == {0.0, 1.0}
 
 
 @backends
-def test_reset_rows_are_no_samples(env_backend, run_atari, spy):
-    """Every epoch has each real step once or, in place of a reset, twice, and no reset; by their advantages."""
+def test_reset_rows_are_no_samples(env_backend, run_atari_fast, spy):
+    """Every epoch has each real step once or, in place of a reset, twice, and no reset; by their
+    advantages.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     losses, gae_calls = spy(ppo, "minibatch_loss"), spy(ppo, "gae")
-    run_atari(env_backend=env_backend, num_steps=128, total_timesteps=256)
+    run_atari_fast(env_backend=env_backend, num_steps=128, total_timesteps=256)
     ((_, values, _, _, dones, *_), advantages) = gae_calls[0]
     valid = valid_of(dones)
     real, resets = advantages[valid], advantages[~valid]
@@ -551,9 +572,11 @@ def test_reset_rows_are_no_samples(env_backend, run_atari, spy):
     assert (orders[0] != orders[1]).any()
 
 
-def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari, spy):
+def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari_fast, spy):
     losses = spy(ppo, "minibatch_loss")
-    run_atari(max_episode_steps=1, noop_max=0, fire_reset=False, num_steps=3, total_timesteps=12)
+    run_atari_fast(
+        max_episode_steps=1, noop_max=0, fire_reset=False, num_steps=3, total_timesteps=12
+    )
     assert [len(inputs[1]["values"]) for inputs, _ in losses] == [3, 3] * 4
     assert (torch.stack([inputs[1]["logprobs"] for inputs, _ in losses]) < 0).all()
 
@@ -573,10 +596,12 @@ def test_first_minibatch_has_ratio_one(env_backend, bf16, run_atari, spy):
     )  # one step later the policy has moved
 
 
-def test_next_values_are_those_of_the_states_that_followed(run_atari, spy):
-    """With a new time limit every 20 steps: the row after the limit holds the state that it cut off."""
+def test_next_values_are_those_of_the_states_that_followed(run_atari_fast, spy):
+    """With a new time limit every 20 steps: the row after the limit holds the state that it cut
+    off.
+    """
     acts, gae_calls = spy(ppo.Agent, "act"), spy(ppo, "gae")
-    run_atari(max_episode_steps=20, ortho_init=False, num_steps=64, total_timesteps=128)
+    run_atari_fast(max_episode_steps=20, ortho_init=False, num_steps=64, total_timesteps=128)
     agent, obs = acts[0][0][0], torch.stack([inputs[1] for inputs, _ in acts])  # (64, 2, 4, 84, 84)
     (_, values, next_values, terminations, dones, *_), _ = gae_calls[0]
     with torch.no_grad():
@@ -589,9 +614,11 @@ def test_next_values_are_those_of_the_states_that_followed(run_atari, spy):
         assert (obs[t + 1, n, :3] == obs[t, n, 1:]).all() and not valid_of(dones)[t + 1, n]
 
 
-def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari, spy):
+def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari_fast, spy):
     gae_calls = spy(ppo, "gae")
-    run_atari(max_episode_steps=20, num_steps=64, total_timesteps=128, bootstrap_truncation=False)
+    run_atari_fast(
+        max_episode_steps=20, num_steps=64, total_timesteps=128, bootstrap_truncation=False
+    )
     (_, _, _, terminations, dones, *_), _ = gae_calls[0]
     assert (terminations == dones).all() and dones.sum() >= 4
 
@@ -736,26 +763,10 @@ def test_every_game_of_envpool_has_a_name_of_ours(tiny_atari, tmp_path):
 
 
 # -- checkpoints --
-def checkpoint_of(run_dir) -> dict:
-    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    for name in ("seconds", "episodes_size", "args"):
-        del checkpoint[name]
-    return checkpoint
-
-
-def digest(x):
-    """Something to compare by ==, to the bit."""
-    if isinstance(x, torch.Tensor):
-        return str(x.dtype), tuple(x.shape), zlib.crc32(x.contiguous().numpy().tobytes())
-    if isinstance(x, dict):
-        return {name: digest(value) for name, value in x.items()}
-    return [digest(value) for value in x] if isinstance(x, (list, tuple)) else x
-
-
-def test_resumed_run_is_bit_equal_to_one_never_stopped(
-    run_atari, monkeypatch, tmp_path, read_episodes
-):
-    """Stopped after each of the first three of five iterations, also when the next step resets a game."""
+def test_resumed_run_is_bit_equal_to_one_never_stopped(run_atari_fast, monkeypatch, tmp_path):
+    """Stopped after each of the first three of five iterations, also when the next step resets a
+    game.
+    """
     save = ppo.save_checkpoint
 
     def save_and_copy(run_dir, checkpoint):
@@ -767,8 +778,8 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     monkeypatch.setattr(ppo, "save_checkpoint", save_and_copy)
     limit = {"max_episode_steps": 15, "noop_max": 1}  # with FIRE: ends with the first iteration
     size = {"num_steps": 13, "num_minibatches": 2, "total_timesteps": 130, "checkpoint_seconds": 0}
-    run_dir = run_atari(**size, **limit)["run_dir"]
-    expected, episodes = digest(checkpoint_of(run_dir)), read_episodes(run_dir)
+    run_dir = run_atari_fast(**size, **limit)["run_dir"]
+    expected, episodes = state_of(run_dir), episodes_of(run_dir)
     assert expected["iteration"] == 5 and expected["envs"] is not None and len(episodes) > 4
     resets = []
     for iteration in (1, 2, 3):
@@ -779,21 +790,21 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
             ~checkpoint["carried"][1]
         ).tolist()
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
-        assert digest(checkpoint_of(stopped)) == expected
-        assert read_episodes(stopped) == episodes
+        assert_equal(state_of(stopped), expected, "checkpoint")
+        assert episodes_of(stopped) == episodes
     assert True in resets and False in resets
 
 
 @pytest.mark.parametrize(
     "changes", [{"env_backend": "envpool"}, {"repeat_action_probability": 0.25}]
 )
-def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari, monkeypatch):
+def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari_fast, monkeypatch):
     """With seeds of their own: the first rollout after it is none of those before."""
     if "env_backend" in changes:
         pytest.importorskip("envpool")
     seeds, make_envs = [], ppo.make_envs
     monkeypatch.setattr(ppo, "make_envs", lambda *args: seeds.append(args[2]) or make_envs(*args))
-    run_dir = run_atari(**changes)["run_dir"]
+    run_dir = run_atari_fast(**changes)["run_dir"]
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
     assert checkpoint["envs"] is None and checkpoint["iteration"] == 2
     ppo.save_checkpoint(run_dir, checkpoint | {"iteration": 1})
@@ -809,7 +820,7 @@ def test_a_gymnasium_that_hides_which_games_reset_is_named(tiny_atari, tmp_path)
         ppo.env_states(envs)
 
 
-def test_losses_that_are_not_finite_stop_the_run(run_atari, monkeypatch):
+def test_losses_that_are_not_finite_stop_the_run(run_atari_fast, monkeypatch):
     """The advantages are NaN in iteration 2; the checkpoint before stays."""
     gae, calls = ppo.gae, []
 
@@ -819,7 +830,7 @@ def test_losses_that_are_not_finite_stop_the_run(run_atari, monkeypatch):
 
     monkeypatch.setattr(ppo, "gae", spoiled)
     with pytest.raises(ppo.UserError, match="iteration 2 .*not finite.*nan"):
-        run_atari(checkpoint_seconds=0)
+        run_atari_fast(checkpoint_seconds=0)
     (path,) = Path("runs").glob("*/checkpoint.pt")
     assert torch.load(path, weights_only=True)["iteration"] == 1
 
@@ -839,13 +850,13 @@ def test_envpool_takes_its_seed_when_it_is_made(tiny_atari, tmp_path):
 # -- evaluation --
 @backends
 def test_evaluation_of_breakout_ends_without_an_agent_that_presses_fire(
-    env_backend, run_atari, monkeypatch, recorded
+    env_backend, run_atari_fast, monkeypatch, recorded
 ):
     """The agent does nothing: five lives are lost, each after the FIRE of training, and count."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 4}
-    run_dir = run_atari(env_backend=env_backend, **size)["run_dir"]
+    run_dir = run_atari_fast(env_backend=env_backend, **size)["run_dir"]
     recorded.clear()
     nothing = lambda agent, obs, noise: (torch.zeros(len(obs)).long(),) * 3  # noqa: E731
     monkeypatch.setattr(ppo.Agent, "act", nothing)
@@ -862,12 +873,12 @@ def test_evaluation_of_breakout_ends_without_an_agent_that_presses_fire(
 
 
 @backends
-def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari, recorded):
+def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari_fast, recorded):
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 4}
     flags = {"env_id": "MsPacman", "env_backend": env_backend, "max_episode_steps": 150}
-    run_dir = run_atari(**flags, **size)["run_dir"]
+    run_dir = run_atari_fast(**flags, **size)["run_dir"]
     recorded.clear()
     args = ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "3"])
     returns = ppo.evaluate(args, run_dir)
@@ -906,9 +917,9 @@ def test_without_envpool_the_message_says_what_does(monkeypatch):
         ppo.parse_args([])
 
 
-def test_what_envpool_has_learned_can_be_played_and_filmed_without_it(run_atari, monkeypatch):
+def test_what_envpool_has_learned_can_be_played_and_filmed_without_it(run_atari_fast, monkeypatch):
     pytest.importorskip("envpool")
-    run_dir = run_atari(env_backend="envpool")["run_dir"]
+    run_dir = run_atari_fast(env_backend="envpool")["run_dir"]
     monkeypatch.setattr(ppo, "find_spec", lambda name: name != "envpool")
     play = ["--evaluate", str(run_dir), "--eval-episodes", "1"]
     assert ppo.parse_args([*play, "--env-backend", "gymnasium"]).env_backend == "gymnasium"
@@ -936,11 +947,13 @@ def test_threads_of_envpool_are_the_cores_and_the_gpu_is_used_if_there_is_one():
 
 
 # -- compiled and eager --
+@pytest.mark.e2e
 @pytest.mark.parametrize("bf16, tolerance, share", [(False, 1e-6, 1e-3), (True, 1e-3, 0.3)])
 def test_compiled_and_eager_updates_agree(bf16, tolerance, share, tiny_atari):
     """Twenty minibatches, both with the same weights each time.
 
-    On random images, left alone, a difference of 1e-8 grows to 1e-3 in 20 steps: Adam scales the smallest gradients up.
+    On random images, left alone, a difference of 1e-8 grows to 1e-3 in 20 steps: Adam scales the
+    smallest gradients up.
     """
     size, args = 64, tiny_atari(bf16=bf16)
     torch.manual_seed(0)

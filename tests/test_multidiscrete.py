@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils import seeding
+from watch import scalars_of
 
 import ppo_multidiscrete as ppo
 
@@ -173,7 +174,9 @@ def logits_of(agent, obs: torch.Tensor) -> torch.Tensor:
 
 # -- D01 and X04: against enumeration in float64 --
 def joint_by_enumeration(logits: np.ndarray, mask: np.ndarray) -> dict:
-    """{action: probability} of all 3 * 2 * 4: the first component, then the others under the mask of its row."""
+    """{action: probability} of all 3 * 2 * 4: the first component, then the others under the mask
+    of its row.
+    """
     joint = {}
     for action in itertools.product(range(3), range(2), range(4)):
         valid = [mask[:, 0], mask[action[0], 1:3], mask[action[0], 3:7]]
@@ -194,7 +197,9 @@ def row_of(mask: np.ndarray, action) -> torch.Tensor:
 def test_log_probability_and_its_gradient_are_those_of_the_enumerated_joint_distribution(
     seed, make_agent
 ):
-    """The logits are moved through the bias of the last layer; derivatives of the enumeration by differences."""
+    """The logits are moved through the bias of the last layer; derivatives of the enumeration by
+    differences.
+    """
     rng, agent = np.random.default_rng(seed), make_agent()
     mask, obs = random_mask(rng, 3, 1)[0], torch.from_numpy(rng.normal(size=(1, 3)))
     logits = logits_of(agent, obs)[0].numpy()
@@ -408,10 +413,12 @@ def test_a_grid_beside_a_mask_in_the_observations_is_still_a_grid():
     spaces = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(4), "board": grid})
     env = ppo.MaskInInfos(Spaces(spaces, gym.spaces.Discrete(4)))
     obs, info = env.reset(seed=0)
-    assert env.observation_space == grid and grid.contains(obs) and info["action_mask"].shape == (4,)
+    assert (
+        env.observation_space == grid and grid.contains(obs) and info["action_mask"].shape == (4,)
+    )
 
 
-def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, scalars_of, monkeypatch):
+def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, monkeypatch):
     """A player of MicroRTS is idle while its units are busy."""
     idle, mask_infos = [], ppo.MicroRTS.mask_infos
 
@@ -641,7 +648,9 @@ def microrts(task: str = "Mining", **changes) -> ppo.MicroRTS:
 
 @pytest.mark.filterwarnings("ignore")
 def test_observations_masks_and_rewards_are_those_of_gym_microrts(monkeypatch):
-    """1,000 steps of two games, over the ends of games; gym-microrts 0.4.3 needs names of an older NumPy."""
+    """1,000 steps of two games, over the ends of games; gym-microrts 0.4.3 needs names of an older
+    NumPy.
+    """
     ours = microrts("ProduceCombat", num_envs=2, frame_skip=0)
     monkeypatch.setattr(np, "int", int, raising=False)
     import jpype.imports
@@ -683,7 +692,7 @@ def test_observations_masks_and_rewards_are_those_of_gym_microrts(monkeypatch):
 
 
 class Published:
-    """JNIClient.step of gym-microrts 0.2.0 for one game, tick by tick, with the game's own classes."""
+    """JNIClient.step of gym-microrts 0.2.0 for one game, tick by tick, with its own classes."""
 
     def __init__(self, task: str):
         jpype, folder = ppo.start_java()
@@ -712,7 +721,7 @@ class Published:
         self.game = self.java("rts.GameState").fromJSON(state, self.units)
 
     def step(self, action: list) -> tuple[np.ndarray, float, bool]:
-        """The five numbers of every cell, the reward and whether the game is over after ten ticks."""
+        """Five numbers of every cell, the reward and whether the game is over, after ten ticks."""
         rewards = np.zeros(7)
         for tick in range(10):
             if tick == 0:
@@ -771,7 +780,9 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
 
 
 def nearly_won(state: dict) -> str:
-    """The game with nothing of the opponent's but a base of one hit point, right of our worker at (1, 1)."""
+    """The game with nothing of the opponent's but a base of one hit point, right of our worker at
+    (1, 1).
+    """
     game = json.loads(state["game"])
     units = [
         unit for unit in game["pgs"]["units"] if unit["player"] != 1 and unit["type"] != "Base"
@@ -783,7 +794,9 @@ def nearly_won(state: dict) -> str:
 
 @pytest.mark.parametrize("task, limit", [("RandomEnemy", 4), ("Mining", 200)])
 def test_a_victory_ends_the_game_and_pays_as_published(task, limit):
-    """An attack takes five ticks, then six of the ten see the game won; it is a victory at the time limit too."""
+    """An attack takes five ticks, then six of the ten see the game won; it is a victory at the time
+    limit too.
+    """
     envs, truth = microrts(task, num_envs=2), Published(task)
     envs.max_steps = limit
     start, _ = envs.reset(seed=0)
@@ -866,7 +879,9 @@ def test_a_run_of_microrts_films_training_and_evaluation(run_multidiscrete):
 
 
 def test_a_lost_game_pays_minus_one_for_each_tick():
-    """The opponent's worker attacks our only unit, a worker of one hit point: 6 * -5, and no unit left is clipped."""
+    """The opponent's worker attacks our only unit, a worker of one hit point: 6 * -5, and no unit
+    left is clipped.
+    """
     envs = microrts("RandomEnemy", num_envs=1)
     envs.reset(seed=0)
     game = json.loads(envs.states()[0]["game"])
@@ -905,7 +920,9 @@ def test_the_random_opponent_follows_the_seed():
 
 @pytest.mark.parametrize("task", ["Mining", "RandomEnemy"])
 def test_state_of_the_games_is_exact_and_plain(task, tmp_path):
-    """Saved in the middle and written into other games, it goes on to the bit, over the ends of games."""
+    """Saved in the middle and written into other games, it goes on to the bit, over the ends of
+    games.
+    """
     envs, copies = microrts(task, num_envs=2), microrts(task, num_envs=2)
     envs.max_steps = copies.max_steps = 70
     rng, (_, infos) = np.random.default_rng(0), envs.reset(seed=1)
@@ -1021,7 +1038,9 @@ def test_stored_actions_are_valid_under_the_masks_beside_them(env_id, run_multid
 def test_time_limits_of_microrts_bootstrap_from_the_last_observation(
     bootstrap, run_multidiscrete, spy, monkeypatch
 ):
-    """With a limit of 7 steps: the value that follows such a step is that of the observation that the limit cut off."""
+    """With a limit of 7 steps: the value that follows such a step is that of the observation that
+    the limit cut off.
+    """
     updates, gae_calls, last_obs = spy(ppo, "loss_and_grad"), spy(ppo, "gae"), []
     step, init = ppo.MicroRTS.step, ppo.MicroRTS.__init__
 
@@ -1051,7 +1070,7 @@ def test_time_limits_of_microrts_bootstrap_from_the_last_observation(
     assert (abs(followed - truth)[dones == 0] < 1e-5).all()  # elsewhere the next row holds it
 
 
-def test_same_seed_same_run_another_seed_another(run_multidiscrete, read_episodes):
+def test_same_seed_same_run_another_seed_another(run_multidiscrete):
     task = "MicrortsRandomEnemyShapedReward3-v1"
     big = {"env_id": task, "num_steps": 32, "total_timesteps": 128}
     weights = []
@@ -1114,6 +1133,7 @@ def test_evaluation_is_masked_and_normalizes_with_frozen_statistics(form, run_mu
         np.testing.assert_allclose(result, (obs - mean) / np.sqrt(var + 1e-8), atol=1e-5)
 
 
+@pytest.mark.e2e
 def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
     """20 steps on grids, with masks that leave a component one choice."""
     size, args, nvec = 128, tiny_multidiscrete(), [5, 3, 4]
@@ -1145,9 +1165,10 @@ def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
         results.append((torch.stack(losses), params))
     (eager_stats, eager_weights), (compiled_stats, compiled_weights) = results
     torch.testing.assert_close(compiled_stats, eager_stats, rtol=1e-4, atol=1e-4)
-    assert (compiled_weights - eager_weights).abs().max() <= 1e-4
     first = torch.nn.utils.parameters_to_vector(start.parameters())
-    assert (eager_weights - first).abs().max() > 1e-3
+    moved, differ = eager_weights - first, compiled_weights - eager_weights
+    assert moved.abs().max() > 3e-3 and moved.abs().mean() > 1e-3
+    assert differ.norm() <= 1e-3 * moved.norm() and differ.abs().max() <= 0.02 * moved.abs().max()
 
 
 # -- Java --
@@ -1162,6 +1183,7 @@ ppo.main()
 """
 
 
+@pytest.mark.e2e
 def test_java_that_was_stopped_cannot_start_again(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", AGAIN, str(ppo.Path(ppo.__file__).parent)],
@@ -1178,7 +1200,8 @@ import ctypes, signal, sys
 sys.path.insert(0, sys.argv[1])
 import ppo_multidiscrete as ppo
 def handler():
-    action = ctypes.create_string_buffer(152)  # struct sigaction: the function, a mask of 128 bytes, flags
+    # struct sigaction: the function, a mask of 128 bytes, flags
+    action = ctypes.create_string_buffer(152)
     ctypes.CDLL(None).sigaction(signal.SIGSEGV, None, action)
     return action.raw[:8], action.raw[136:140]
 before = handler()
@@ -1189,12 +1212,15 @@ print(java[0] != before[0], handler() == java)
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="looks at a struct of 64-bit Linux"
 )
 def test_java_keeps_its_handler_of_null_checks():
-    """pygame sets handlers anew when it is imported, without the flag that tells Java the address of the fault; then
-    the first null pointer in compiled Java code is a crash or an endless loop."""
+    """pygame sets handlers anew when it is imported, without the flag that tells Java the address
+    of the fault; then the first null pointer in compiled Java code is a crash or an endless
+    loop.
+    """
     command = [sys.executable, "-c", HANDLER, str(ppo.Path(ppo.__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "True"]
@@ -1215,10 +1241,12 @@ print(stack.split()[1])
 """
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 def test_java_leaves_python_its_stack():
-    """Java by default keeps a guard page one megabyte down the stack of the thread that starts it, where what recurses
-    in C++ (Procgen's levels, the compiler) would crash."""
+    """Java by default keeps a guard page one megabyte down the stack of the thread that starts it,
+    where what recurses in C++ (Procgen's levels, the compiler) would crash.
+    """
     command = [sys.executable, "-c", DEEP, str(ppo.Path(ppo.__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) > 1200  # kB

@@ -227,7 +227,7 @@ def fresh_rms(shape=()):
     return mujoco.RunningMeanStd(np.zeros(shape), np.ones(shape))
 
 
-def test_running_mean_std_is_the_moments_of_all_rows_and_the_prior():
+def test_mujoco_running_mean_std_is_the_moments_of_all_rows_and_the_prior():
     """The prior weighs 1e-4 rows of mean 0 and variance 1; the sizes of batches do not matter."""
     rng = np.random.default_rng(0)
     batches = [rng.normal(5, 3, size=(n, 4)) for n in (1, 7, 1, 50)]
@@ -244,7 +244,7 @@ def test_running_mean_std_is_the_moments_of_all_rows_and_the_prior():
     assert rms.mean.dtype == rms.var.dtype == np.float64
 
 
-def test_running_mean_std_gives_the_figures_of_baselines():
+def test_mujoco_running_mean_std_gives_the_figures_of_baselines():
     """What openai/baselines ea25b9e computes for the same three batches."""
     rms = fresh_rms(2)
     frozen = [  # mean, variance
@@ -260,10 +260,10 @@ def test_running_mean_std_gives_the_figures_of_baselines():
         assert rms.count == pytest.approx(count, rel=1e-12)
 
 
-def test_statistics_of_a_checkpoint_are_exact(run, spy):
+def test_mujoco_statistics_of_a_checkpoint_are_exact(run_mujoco, spy):
     """In float64, the count too: float32 knows no odd number above 16,777,216."""
     updates = spy(mujoco.RunningMeanStd, "update")
-    result = run(total_timesteps=96)
+    result = run_mujoco(total_timesteps=96)
     checkpoint = torch.load(result["run_dir"] / "checkpoint.pt")
     for name, shape in {"obs_rms": (2,), "return_rms": ()}.items():
         last = [result for (rms, _), result in updates if rms.mean.shape == shape][-1]
@@ -273,12 +273,12 @@ def test_statistics_of_a_checkpoint_are_exact(run, spy):
         assert last.count == pytest.approx({"obs_rms": 98, "return_rms": 96}[name] + 1e-4)
 
 
-def test_observations_are_normalized_then_clipped(tiny_args):
+def test_mujoco_observations_are_normalized_then_clipped(tiny_mujoco):
     rms = mujoco.RunningMeanStd(np.array([1.0, -2.0]), np.array([4.0, 0.0]))
     obs = np.array([[2.0, -2.0], [41.0, -1.999]])
 
     def normalized(**changes):
-        return mujoco.normalize_obs(rms, obs, tiny_args(**changes))
+        return mujoco.normalize_obs(rms, obs, tiny_mujoco(**changes))
 
     assert normalized().dtype == np.float32
     np.testing.assert_allclose(normalized(), [[0.5, 0.0], [10.0, 10.0]], rtol=1e-6)
@@ -288,12 +288,12 @@ def test_observations_are_normalized_then_clipped(tiny_args):
     assert (normalized(norm_obs=False) == obs.astype(np.float32)).all()
 
 
-def test_rewards_are_scaled_then_clipped_but_not_centered(tiny_args):
+def test_mujoco_rewards_are_scaled_then_clipped_but_not_centered(tiny_mujoco):
     rms = mujoco.RunningMeanStd(np.array(100.0), np.array(4.0))
     reward = np.array([3.0, -50.0, 0.0])
 
     def normalized(**changes):
-        return mujoco.normalize_reward(rms, reward, tiny_args(**changes))
+        return mujoco.normalize_reward(rms, reward, tiny_mujoco(**changes))
 
     np.testing.assert_allclose(normalized(), [1.5, -10.0, 0.0])
     np.testing.assert_allclose(normalized(clip_reward=0.0), [1.5, -25.0, 0.0])
@@ -318,23 +318,23 @@ def check_scaling(fed: list, rewards: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_reward_scaling_follows_the_order_of_baselines(env_id, run, spy, watch):
+def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco, spy, watch):
     updates, seen = spy(mujoco.RunningMeanStd, "update"), watch(mujoco)
-    run(env_id=env_id)
+    run_mujoco(env_id=env_id)
     fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
     check_scaling(fed, np.concatenate([rollout.rewards for rollout in seen.rollouts]))
 
 
-def test_gamma_of_the_reward_scaling_is_that_of_the_agent(run, spy):
+def test_mujoco_gamma_of_the_reward_scaling_is_that_of_the_agent(run_mujoco, spy):
     updates = spy(mujoco.RunningMeanStd, "update")
-    run(gamma=0.5, num_steps=8, total_timesteps=16)
+    run_mujoco(gamma=0.5, num_steps=8, total_timesteps=16)
     fed = [x[0] for (rms, x), _ in updates if rms.mean.shape == ()]
     assert fed == [1, 1.5, 1.75, 1.875, 1.9375, 1, 1.5, 1.75]
 
 
-def test_reset_observations_count_and_terminal_ones_do_not(run, spy):
+def test_mujoco_reset_observations_count_and_terminal_ones_do_not(run_mujoco, spy):
     updates = spy(mujoco.RunningMeanStd, "update")
-    run()
+    run_mujoco()
     fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]
     assert fed == [[t % 5, t % 5] for t in range(33)]  # the reset, then one a step; 5 is terminal
 
@@ -373,7 +373,7 @@ def test_initial_scales(script):
     assert set(dict(agent.named_parameters())) == parameters
 
 
-def test_initial_deviation():
+def test_mujoco_initial_deviation():
     logstd = make_agent(init_log_std=-0.7).actor_logstd
     torch.testing.assert_close(logstd, torch.full((2,), -0.7).double(), atol=1e-7, rtol=0)
 
@@ -426,7 +426,7 @@ def test_networks_by_hand(script, changes, function):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_numpy_policy_is_the_policy_of_torch(activation):
+def test_mujoco_numpy_policy_is_the_policy_of_torch(activation):
     agent = make_agent(num_obs=11, activation=activation, ortho_init=False).float()
     obs = torch.randn(100, 11)
     mean = agent.actor_mean(obs).detach().numpy()
@@ -436,14 +436,14 @@ def test_numpy_policy_is_the_policy_of_torch(activation):
 
 
 @pytest.mark.parametrize("module", [nn.GELU(), nn.LayerNorm(64), nn.LeakyReLU(), nn.Sequential()])
-def test_numpy_policy_refuses_what_it_does_not_know(module):
+def test_mujoco_numpy_policy_refuses_what_it_does_not_know(module):
     network = nn.Sequential(nn.Linear(3, 64), module, nn.Linear(64, 2))
     with pytest.raises(mujoco.UserError, match=type(module).__name__):
         mujoco.numpy_policy(network)
 
 
 # -- discrete actions --
-def test_probabilities_are_the_softmax_of_the_logits():
+def test_ppo_probabilities_are_the_softmax_of_the_logits():
     agent = make_agent(ppo, ortho_init=False)
     obs, actions = torch.randn(50, 3).double(), torch.arange(50) % 5
     logprob, entropy, value = agent.evaluate_actions(obs, actions)
@@ -456,7 +456,7 @@ def test_probabilities_are_the_softmax_of_the_logits():
     torch.testing.assert_close(value, agent.get_value(obs))
 
 
-def test_actions_have_the_probabilities_of_the_policy():
+def test_ppo_actions_have_the_probabilities_of_the_policy():
     """200,000 draws of Agent.act against the softmax; 4 is the 0.3% quantile of |z|, 5 times."""
     agent, n = make_agent(ppo, ortho_init=False), 200_000
     with torch.no_grad():
@@ -498,7 +498,7 @@ def gaussian_inputs(agent, n: int):
     return obs, normal, normal.sample()
 
 
-def test_log_probability_and_entropy_are_those_of_a_diagonal_gaussian():
+def test_mujoco_log_probability_and_entropy_are_those_of_a_diagonal_gaussian():
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False)
     obs, normal, actions = gaussian_inputs(agent, 50)
     logprob, entropy, value = agent.evaluate_actions(obs, actions, torch.randn_like(actions))
@@ -509,7 +509,7 @@ def test_log_probability_and_entropy_are_those_of_a_diagonal_gaussian():
     assert logprob.shape == entropy.shape == value.shape == (50,)
 
 
-def test_actions_are_mean_and_deviation_times_noise():
+def test_mujoco_actions_are_mean_and_deviation_times_noise():
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False)
     obs, normal, _ = gaussian_inputs(agent, 50)
     noise = torch.randn(50, 3).double()
@@ -527,7 +527,7 @@ def squashed_distribution(normal):
     return Independent(TransformedDistribution(normal, transforms), 1)
 
 
-def test_squashed_log_probability_is_that_of_the_transformed_distribution():
+def test_mujoco_squashed_log_probability_is_that_of_the_transformed_distribution():
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
     obs, normal, actions = gaussian_inputs(agent, 200)
     logprob, *_ = agent.evaluate_actions(obs, actions, torch.zeros_like(actions))
@@ -537,7 +537,7 @@ def test_squashed_log_probability_is_that_of_the_transformed_distribution():
 
 
 @pytest.mark.parametrize("u", [-500.0, -30.0, 30.0, 500.0])
-def test_squashed_log_probability_is_finite_far_out(u):
+def test_mujoco_squashed_log_probability_is_finite_far_out(u):
     """log(1 - tanh(u)^2) is 2 log 2 - 2 |u| there, and 1 - tanh(u)^2 is 0 in floating point."""
     agent = make_agent(low=LOW, high=HIGH, squash_actions=True)
     actions = torch.full((1, 3), u, dtype=torch.float64)
@@ -552,7 +552,7 @@ def test_squashed_log_probability_is_finite_far_out(u):
     assert all(torch.isfinite(p.grad).all() for p in agent.parameters() if p.grad is not None)
 
 
-def test_squashed_entropy_estimate_is_unbiased():
+def test_mujoco_squashed_entropy_estimate_is_unbiased():
     """Its mean over the noise is that of -log p over an independent sample of the distribution."""
     n = 100_000
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
@@ -572,7 +572,7 @@ def test_squashed_entropy_estimate_is_unbiased():
     assert standard_error < 0.01  # the tolerance means something
 
 
-def test_gradient_of_the_squashed_entropy_is_that_of_its_estimate():
+def test_mujoco_gradient_of_the_squashed_entropy_is_that_of_its_estimate():
     """Central differences by deviations and by the biases of the means, with the same noise."""
     agent = make_agent(low=LOW, high=HIGH, ortho_init=False, squash_actions=True)
     obs, _, actions = gaussian_inputs(agent, 20)
@@ -593,7 +593,7 @@ def test_gradient_of_the_squashed_entropy_is_that_of_its_estimate():
         assert grad.abs().min() > 1e-3
 
 
-def test_env_actions():
+def test_mujoco_env_actions():
     """Clipped into the action space, squashed into it, scaled to it, or left alone."""
     low, high = np.float32(LOW), np.float32(HIGH)
     bounded = partial(make_agent, low=LOW, high=HIGH)

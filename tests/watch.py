@@ -1,10 +1,13 @@
-"""What a run did: its rollouts and optimizer steps, seen through the functions of the script."""
+"""What a run did, seen through the functions of the script, and what it left in its directory."""
 
 import copy
+import csv
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
@@ -24,6 +27,52 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
+# -- what it left --
+def checkpoint_of(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+def state_of(run_dir: Path) -> dict:
+    """Its checkpoint without what differs from run to run: clocks, and how it was started."""
+    checkpoint = checkpoint_of(run_dir)
+    del checkpoint["seconds"], checkpoint["episodes_size"], checkpoint["args"]["resume"]
+    return checkpoint
+
+
+def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
+    """(step, return, length) of every episode; the seconds differ from run to run."""
+    with open(run_dir / "episodes.csv") as file:
+        rows = list(csv.DictReader(file))
+    return [(int(row["step"]), float(row["return"]), int(row["length"])) for row in rows]
+
+
+def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every TensorBoard scalar by tag."""
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def assert_equal(a, b, name: str) -> None:
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), name
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), name
+        for key in a:
+            assert_equal(a[key], b[key], f"{name}.{key}")
+    elif isinstance(a, list):
+        assert len(a) == len(b), name
+        for i, (x, y) in enumerate(zip(a, b)):
+            assert_equal(x, y, f"{name}[{i}]")
+    else:
+        assert a == b, name
+
+
+class Killed(BaseException):
+    """Instead of a SIGKILL: no script catches it."""
+
+
+# -- what it did --
 @dataclass
 class Step:
     """One minibatch: what `ppo_loss` got and gave, then what the optimizer saw."""
