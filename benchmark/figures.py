@@ -191,6 +191,7 @@ def draw_times() -> None:
     ticks = [3, 10, 30, 100, 300, 1000, 3000, end]
     ax.set_xticks(ticks, [*map(str, ticks[:-1]), "never"], fontsize=SMALL)
     ax.minorticks_off()
+    ax.set_xlim(right=1.6 * end)
     names = [f"{env}\n{race_score(found, env):.0f}" for env in envs]
     ax.set_yticks(range(len(envs)), names, fontsize=SMALL)
     ax.set_ylim(len(envs) - 0.5, -0.5)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pandas as pd
-from recipes import HERE, SCRIPTS, recipes_of
+from recipes import HERE, SCRIPTS, SUFFIX, recipes_of
 
 RESULTS = HERE / "results"
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
@@ -55,7 +55,7 @@ def read_runs(folder: str) -> pd.DataFrame:
     recipes = recipes_of(folder)
     known_envs = list(dict.fromkeys(published(folder)["env"]))
     known_exps = list(recipes.index)
-    runs["label"] = runs["exp"].map(recipes["label"]).fillna(runs["exp"])
+    runs["label"] = [recipes["label"].get(exp, exp) for exp in runs["exp"]]
     runs["env_place"] = [place(env.rsplit("-", 1)[0], known_envs) for env in runs["env"]]
     runs["exp_place"] = [place(exp, known_exps) for exp in runs["exp"]]
     order = ["env_place", "env", "exp_place", "exp", "seed"]
@@ -87,7 +87,7 @@ def read_published() -> pd.DataFrame:
 def published(folder: str, env_id: str = "", steps: int = 0) -> pd.DataFrame:
     """Published figures of a suite, or of one environment (of any version) at one budget."""
     rows = read_published()
-    rows = rows[rows["task_suite"] == folder]
+    rows = rows[rows["task_suite"] == folder.removesuffix(SUFFIX)]
     if env_id:
         rows = rows[(rows["env"] == env_id.rsplit("-", 1)[0]) & (rows["steps"] == steps)]
     return rows

@@ -127,7 +127,7 @@ def measure_pairs(args: argparse.Namespace, programs: dict) -> tuple[list[dict],
             config = config or found  # ours runs first
             numbers = ", ".join(f"{key} {value:.1f}" for key, value in result.items())
             print(f"{repetition} {side}: {numbers}", flush=True)
-            row |= {f"{side}_{key}": round(value, 2) for key, value in result.items()}
+            row |= {f"{side}_{key}": float(f"{value:.6g}") for key, value in result.items()}
         rows.append(row)
     return rows, config
 

@@ -221,7 +221,8 @@ def start_section() -> str:
     text += f"after {steps:,} steps and {run['seconds']:.0f} seconds of training on one thread"
     about = f"{run['hardware']}; {run['versions']}; commit {run['commit']}"
     trouble = labels([run.to_dict()])
-    return f"{text} ({about}{', ' if trouble else ''}{trouble})."
+    about += f", {trouble}" if trouble else ""
+    return f"{text} ({about})."
 
 
 def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:

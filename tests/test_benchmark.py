@@ -15,7 +15,9 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
@@ -25,9 +27,16 @@ sys.path.insert(0, str(ROOT / "benchmark"))
 import collect  # noqa: E402
 import compare  # noqa: E402
 import have  # noqa: E402
+import provenance  # noqa: E402
+import recipes  # noqa: E402
 import report  # noqa: E402
+import results  # noqa: E402
+import scripts  # noqa: E402
+import stats  # noqa: E402
+import tables  # noqa: E402
+import timing  # noqa: E402
 
-SUITES = [(suite, recipe) for suite, recipes in report.SUITES.items() for recipe in recipes]
+SUITES = [(suite, recipe) for suite, names in recipes.suites().items() for recipe in names]
 TINY = {
     "ENVS": "InvertedPendulum-v4",
     "STEPS": "20480",
@@ -79,7 +88,7 @@ def trains(folder: Path, seed: int | None = None) -> list[int]:
             python, *command = (process / "cmdline").read_text().split("\0")
         except (OSError, ValueError):  # it has ended, or is not ours
             continue
-        if here and command and command[0] in {f"{name}.py" for name in report.SCRIPTS}:
+        if here and command and command[0] in {f"{name}.py" for name in recipes.SCRIPTS}:
             if seed is None or f"--seed {seed} " in " ".join(command):
                 found.append(int(process.name))
     return found
@@ -111,17 +120,18 @@ def test_a_suite_survives_a_killed_run_and_ends_in_tables_and_figures(copy):
     (run,) = trains(copy, 22)
     os.kill(run, signal.SIGKILL)
     output = output_of(process, code=1)
-    results = copy / "benchmark" / "results" / "mujoco" / "InvertedPendulum-v4"
+    made = copy / "benchmark" / "results" / "mujoco" / "InvertedPendulum-v4"
     assert "FAIL InvertedPendulum-v4__ppo_continuous_mujoco__22, exit code 137" in output
     assert "\nif it is stopped: " in output and "\r" not in output  # the end of its log, readable
-    assert [path.name for path in results.iterdir()] == ["ppo_continuous_mujoco__21.csv"]
+    assert [path.name for path in made.iterdir()] == ["ppo_continuous_mujoco__21.csv"]
 
     output = output_of(suite(copy, "benchmark/mujoco.sh", SEEDS="21 22", **TINY))
     folder = "benchmark/results/mujoco/InvertedPendulum-v4"
     assert f"have {folder}/ppo_continuous_mujoco__21.csv" in output
     assert "__22, resumed from runs/" in output and "complete" in output
     for seed in (21, 22):
-        facts, curve = report.read_csv(results / f"ppo_continuous_mujoco__{seed}.csv")
+        path = made / f"ppo_continuous_mujoco__{seed}.csv"
+        facts, curve = results.read_facts(path), results.read_curve(path)
         assert facts["steps"] == "20480" and json.loads(facts["args"])["seed"] == seed
         assert len(curve["step"]) > 90 and (np.diff(curve["seconds"]) >= 0).all()
 
@@ -131,10 +141,13 @@ def test_a_suite_survives_a_killed_run_and_ends_in_tables_and_figures(copy):
     assert (copy / "benchmark" / "figures" / "mujoco.png").stat().st_size > 10_000
     text = (copy / "README.md").read_text()
     section = re.search(r"(?s)<!-- report:mujoco -->(.*?)<!--", text)[1]
-    assert "InvertedPendulum-v4 | published recipe" in section and "HalfCheetah" not in section
+    assert (
+        "InvertedPendulum-v4 | default (bootstraps time limits)" in section
+        and "HalfCheetah" not in section
+    )
     check = [sys.executable, copy / "benchmark" / "report.py", "--check"]
     assert subprocess.run(check, capture_output=True).returncode == 0
-    (results / "ppo_continuous_mujoco__22.csv").unlink()
+    (made / "ppo_continuous_mujoco__22.csv").unlink()
     assert subprocess.run(check, capture_output=True).returncode == 1
 
 
@@ -172,7 +185,7 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(copy):
     output = output_of(suite(copy, "benchmark/classic.sh", **CARTPOLE))
     assert f"resumed from {run_dir.relative_to(copy)}\n" in output and "complete" in output
     (path,) = copy.glob("benchmark/results/**/*.csv")
-    facts, _ = report.read_csv(path)
+    facts = results.read_facts(path)
     assert path.match("classic/CartPole-v1/ppo__1.csv") and facts["steps"] == "20480"
 
     path.rename(path.with_suffix(".old"))  # a finished run is collected, not trained again
@@ -182,9 +195,46 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(copy):
     asked = ["benchmark/classic.sh", "--dry-run"]
     free = CARTPOLE | {"FLAGS": "--track --eval-episodes 3"}
     assert output_of(suite(copy, *asked, **free)) == f"have {path.relative_to(copy)}\n"
-    changed = CARTPOLE | {"FLAGS": "--gamma 0.9"}
-    output = output_of(suite(copy, *asked, **changed), code=1)
-    assert output.startswith("FAIL") and "gamma 0.99 (asked for: 0.9); delete it" in output
+    output = output_of(suite(copy, *asked, **CARTPOLE | {"STEPS": "40960"}), code=1)
+    assert output.startswith("FAIL") and "timesteps 20480 (asked for: 40960); delete it" in output
+
+
+def results_file(copy: Path, folder: str, **changes) -> Path:
+    """That of a run of ppo.py with its defaults, but for the changes."""
+    args = vars(import_module("ppo").Args(total_timesteps=20480)) | changes
+    path = copy / "benchmark" / "results" / folder / "CartPole-v1" / "ppo__1.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(NEW.replace("{}", json.dumps(args)))
+    return path
+
+
+@pytest.mark.parametrize("flags", ["", "--track --no-cuda"])
+@pytest.mark.parametrize("changes, code", [({}, 0), ({"gamma": 0.9}, 1), ({"seed": 2}, 1)])
+def test_a_foreign_results_file_is_not_had(changes, code, flags, copy):
+    """That of a run with other arguments, under the name of the default recipe."""
+    path = results_file(copy, "classic", **changes).relative_to(copy)
+    asked = suite(copy, "benchmark/classic.sh", "--dry-run", **CARTPOLE | {"FLAGS": flags})
+    output = output_of(asked, code=code)
+    assert output.startswith(f"FAIL {path} is of another run" if code else f"have {path}\n")
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--gamma 0.9", "gamma 0.9"),
+        ("--gamma 0.99", "gamma 0.99"),  # the default, but not of every recipe
+        ("--track --seed 7 --no-norm-adv", "seed 7, norm_adv False"),
+        ("--exp-name other", "exp_name other"),
+        ("--no-such-flag", "other flags --no-such-flag"),
+    ],
+)
+def test_what_changes_learning_is_no_flag_for_a_whole_suite(flags, words, copy):
+    """Unless its results go to a folder of their own."""
+    variables = CARTPOLE | {"FLAGS": flags}
+    command = ["benchmark/classic.sh", "--dry-run"]
+    assert f"FLAGS may not have {words};" in output_of(suite(copy, *command, **variables), code=2)
+    output = output_of(suite(copy, *command, SUFFIX="_other", **variables))
+    assert flags in output and "--exp-name ppo" in output
 
 
 def test_a_run_is_resumed_if_it_has_a_checkpoint_and_the_arguments_asked_for(copy):
@@ -265,7 +315,7 @@ def test_a_file_of_another_script_is_not_had(tmp_path):
     assert have.differences(path, ROOT / "ppo.py", []) == ["script ppo_lstm (asked for: ppo)"]
 
 
-@pytest.mark.parametrize("script", report.SCRIPTS)
+@pytest.mark.parametrize("script", recipes.SCRIPTS)
 def test_flags_are_read_from_the_text_of_a_script(script):
     """Types and defaults are those of Args; what is free or gone is no typing error."""
     args = vars(import_module(script).Args())
@@ -274,7 +324,7 @@ def test_flags_are_read_from_the_text_of_a_script(script):
     for name, (kind, default) in fields.items():
         assert default == args[name] or (default is ... and name in have.FREE)  # computed
         assert args[name] is None or isinstance(args[name], kind)
-    known = set().union(*(have.fields_of(ROOT / f"{name}.py") for name in report.SCRIPTS))
+    known = set().union(*(have.fields_of(ROOT / f"{name}.py") for name in recipes.SCRIPTS))
     assert have.FREE - {"checkpoint_every"} <= known | have.GONE.keys()
 
 
@@ -303,12 +353,13 @@ def finished(tmp_path, monkeypatch) -> Callable:
 def test_a_results_file_says_how_its_run_was_made(finished):
     path = collect.collect(finished(), "suite")
     assert path == collect.RESULTS / "suite" / "a-B-c-v0" / "exp__3.csv"
-    facts, curve = report.read_csv(path)
+    facts, curve = results.read_facts(path), results.read_curve(path)
     assert facts["command"] == "my_ppo.py --seed 3" and facts["script"] == "my_ppo"
     assert json.loads(facts["args"])["resume"] is None and json.loads(facts["args"])["seed"] == 3
     assert facts["sha256"] == hashlib.sha256(b"print()").hexdigest() and facts["threads"] == "1"
     assert facts["load"] == "0.5" and facts["final_return"] == "3.0"
-    assert curve["step"][-1] == 30 and curve["return"].tolist()[-1] == 3 and curve["return"][0] == 2
+    assert curve["step"].iloc[-1] == 30
+    assert curve["return"].tolist()[-1] == 3 and curve["return"].iloc[0] == 2
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # nothing temporary
 
 
@@ -430,44 +481,256 @@ def test_compare_trains_both_and_reports_the_difference(copy):
     assert "are the same" in output_of(suite(copy, *command[:2], command[1], **tiny), code=2)
 
 
+# -- recipes.csv --
+def test_recipes_can_be_read_by_bash():
+    """No field is quoted or has a comma, and the rows of a recipe agree on what it has once."""
+    text = (ROOT / "benchmark" / "recipes.csv").read_text()
+    assert '"' not in text and {line.count(",") for line in text.splitlines()} == {11}
+    for _, rows in recipes.read_recipes().groupby(["suite", "recipe"]):
+        for column in ("folder", "seeds", "steps", "cores"):
+            assert rows[column].nunique() == 1
+    for _, rows in recipes.read_recipes().groupby("folder"):
+        assert rows["experiment"].is_unique and rows["label"].is_unique
+        assert rows["colour"][rows["colour"] != ""].is_unique
+
+
+def test_the_strong_recipe_is_the_same_everywhere():
+    """That of the picture, and each ablation but for one departure."""
+    rows = recipes.read_recipes().set_index("experiment")
+    strong = rows["flags"]["strong"]
+    assert rows["flags"]["start"] == strong
+    ablations = rows[rows["recipe"] == "ablation"]
+    taken_back = []
+    for flags in ablations["flags"]:
+        words = flags.split()
+        taken_back += [word for word in strong.split() if word not in words]
+        assert [word for word in strong.split() if word in words] == words
+    assert sorted(taken_back) == sorted(strong.split())
+
+
+def test_the_published_recipe_is_that_without_bootstrapping():
+    rows = recipes.read_recipes()
+    assert set(rows["label"][rows["flags"] == "--no-bootstrap-truncation"]) == {"published"}
+    plain = rows[(rows["flags"] == "") & ~rows["script"].str.contains("procgen")]
+    default = "default (bootstraps time limits)"
+    assert (plain["label"][plain["experiment"] == plain["script"].str[:-3]] == default).all()
+
+
+# -- figures --
 def test_every_figure_has_its_curves():
     """None is left over from results that are gone, none is missing."""
-    drawn = {path.stem for path in (ROOT / "benchmark" / "figures").glob("*.png")}
-    suites = {
-        path.name
-        for path in (ROOT / "benchmark" / "results").iterdir()
-        if list(path.glob("*/*.csv"))
-    }
-    recipes = {
-        suite: {exp for exps in report.read_suite(suite).values() for exp in exps}
-        for suite in suites
-    }
-    assert drawn == {suite for suite, exps in recipes.items() if exps & report.RECIPES.keys()} - {
-        "compare"
-    }
+    folders = {"time_to_score"}
+    for folder in results.folders():
+        drawn = recipes.recipes_of(folder)["colour"]
+        if set(results.read_runs(folder)["exp"]) & set(drawn.index[drawn != ""]):
+            folders.add(folder)
+    assert {path.stem for path in (ROOT / "benchmark" / "figures").glob("*.png")} == folders
 
 
-def test_a_figure_without_results_goes(copy, monkeypatch):
-    monkeypatch.setattr(report, "HERE", copy / "benchmark")
-    figure = copy / "benchmark" / "figures" / "mujoco.png"
-    figure.parent.mkdir()
-    figure.write_bytes(b"old")
-    report.draw("mujoco")
-    assert not figure.exists()
+def test_a_figure_without_results_goes(tmp_path, monkeypatch):
+    figures = import_module("figures")
+    monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+    figures.FIGURES.mkdir()
+    for name in ("mujoco", figures.TIME):
+        (figures.FIGURES / f"{name}.png").write_bytes(b"old")
+        figures.draw(name)
+    assert list(figures.FIGURES.iterdir()) == []
 
 
-def test_difference_is_welchs_with_a_careful_number_of_degrees():
+@pytest.mark.parametrize("seeds, bands, lines", [(1, 0, 1), (4, 0, 5), (5, 1, 1)])
+def test_a_band_needs_five_seeds(seeds, bands, lines):
+    figures = import_module("figures")
+    fig, ax = figures.plt.subplots()
+    figures.draw_recipe(ax, np.arange(3.0), np.random.default_rng(0).random((seeds, 3)), "red")
+    assert (len(ax.collections), len(ax.lines)) == (bands, lines)
+    figures.plt.close(fig)
+
+
+def test_a_legend_has_seeds_and_one_colour_for_each_entry():
+    figures = import_module("figures")
+    entries = {("a", "red"): [5, 10], ("b", "blue"): [1], ("published", "black"): [None, None]}
+    handles = figures.handles_of(entries)
+    labels = [handle.get_label() for handle in handles]
+    assert labels == ["a, 5 to 10 seeds", "b, 1 seed", "published"]
+    assert len({handle.get_color() for handle in handles}) == 3
+
+
+# -- statistics --
+@pytest.mark.parametrize("n", [2, 5, 10, 30])
+def test_interval_is_students(n):
+    x = np.random.default_rng(n).normal(size=(n, 3))
+    low, high = stats.mean_interval(x)
+    expected = scipy.stats.t.interval(0.95, n - 1, x.mean(axis=0), scipy.stats.sem(x))
+    np.testing.assert_allclose([low, high], expected)
+    assert np.isnan(stats.mean_interval(x[:1])).all()
+
+
+def test_difference_is_welchs():
     x, y = np.array([1.0, 2.0, 3.0]), np.array([4.0, 6.0, 8.0, 10.0])
-    mean, low, high = compare.difference(x, y)
-    half = 4.3027 * (1 / 3 + (20 / 3) / 4) ** 0.5  # Student's t for two degrees
-    assert (mean, low, high) == pytest.approx((5, 5 - half, 5 + half), rel=1e-4)
+    variances = 1 / 3, (20 / 3) / 4  # of the means
+    degrees = sum(variances) ** 2 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3)
+    half = scipy.stats.t.ppf(0.975, degrees) * sum(variances) ** 0.5
+    assert stats.difference(x, y) == pytest.approx((5, 5 - half, 5 + half))
+    same = np.array([500.0, 500.0])
+    assert stats.difference(same, same - 1) == (-1, -1, -1)
+    assert np.isnan(stats.difference(x[:1], y)[1:]).all()
+    row = compare.row_of("Hopper-v4", x, y)
+    text = f"+5 [{5 - half:+.3g}, {5 + half:+.3g}]"
+    assert row == ["Hopper-v4", "3, 4", "2.0 (1.0, 2.0, 3.0)", tables.mean_cell(y), text, "1.00"]
 
 
-def test_summary_is_that_of_its_definitions():
-    scores = {"a": np.array([1.0, 2.0, 3.0, 100.0]), "b": np.array([0.0, 4.0, 5.0, 6.0])}
-    assert report.interquartile_mean(scores) == pytest.approx((2 + 3 + 4 + 5) / 4)
-    better = {"a": np.array([2.0, 200.0]), "b": np.array([-1.0]), "c": np.array([9.0])}
-    assert report.improvement(scores, better) == pytest.approx((((1.5 + 4) / 8) + 0) / 2)
+def test_few_seeds_are_listed():
+    assert tables.mean_cell(np.array([250.0])) == "250"
+    assert tables.mean_cell(np.array([100.0, 200.0, 300.0, 400.0])) == "250 (100, 200, 300, 400)"
+    assert tables.mean_cell(np.full(5, 3.0)) == "3.0 [3.0, 3.0]"
+
+
+def test_aggregates_are_rliables():
+    metrics = pytest.importorskip("rliable.metrics")
+    rng = np.random.default_rng(0)
+    for seeds, tasks in ((5, 5), (5, 3), (3, 1), (10, 6)):
+        old = rng.integers(6, size=(seeds, tasks)).astype(float)  # with ties
+        new = rng.integers(9, size=(seeds + 1, tasks)).astype(float)
+        assert stats.interquartile_mean(old) == pytest.approx(metrics.aggregate_iqm(old))
+        expected = metrics.probability_of_improvement(new, old)
+        assert stats.improvement(new, old) == pytest.approx(expected)
+
+
+def test_intervals_of_aggregates_draw_seeds_of_each_task():
+    """With published means of no spread that is rliable's stratified bootstrap."""
+    x = np.random.default_rng(0).normal(10.0, [0.1, 0.1, 3.0], size=(5, 3))
+    figures = [[{"mean": 5.0, "std": 0.0, "seeds": 3}]] * 3
+    value, low, high = stats.normalized(x, figures)
+    draws = stats.resample(x, np.random.default_rng(1))
+    assert draws.shape == (stats.RESAMPLES, 5, 3)
+    assert all(set(draws[:, :, task].ravel()) == set(x[:, task]) for task in range(3))
+    expected = np.quantile([stats.interquartile_mean(draw) / 5 for draw in draws], [0.025, 0.975])
+    assert value == pytest.approx(stats.interquartile_mean(x / 5))
+    assert (low, high) == pytest.approx(tuple(expected), rel=0.01)
+    wide = [[{"mean": 5.0, "std": 3.0, "seeds": 3}]] * 3
+    assert stats.normalized(x, wide)[0] == value and stats.normalized(x, wide)[2] > high
+    better, low, high = stats.improvement_interval(x + 1, x)
+    assert 0.5 < low < better < high <= 1
+
+
+def test_published_figures_are_pooled_with_their_spread():
+    """As if all their seeds were known."""
+    seeds = np.array([[1.0, 2.0, 4.0], [10.0, 20.0, 21.0]])
+    figures = [{"mean": x.mean(), "std": x.std(ddof=1), "seeds": len(x)} for x in seeds]
+    expected = seeds.mean(), seeds.std(ddof=1), 6
+    assert stats.pooled(figures) == pytest.approx(expected)
+
+
+def test_the_aggregate_has_the_first_five_seeds_of_each_task():
+    runs = results.read_runs("mujoco")
+    scores = tables.first_seeds(runs, "ppo_continuous_mujoco")
+    assert {len(x) for x in scores.values()} == {5} and "Humanoid-v4" in scores
+    humanoid = runs[(runs["env"] == "Humanoid-v4") & (runs["exp"] == "ppo_continuous_mujoco")]
+    first = humanoid[humanoid["seed"] <= 5]["final_return"]
+    assert sorted(scores["Humanoid-v4"]) == sorted(first) and len(humanoid) == 10
+
+
+# -- where results are from --
+@pytest.mark.parametrize(
+    "facts, found",
+    [
+        ({}, []),
+        ({"exp": "other"}, ["name edited by hand"]),
+        ({"command": "ppo.py --exp-name=other", "exp": "other"}, []),
+        ({"command": "ppo.py --exp-name other"}, ["name edited by hand"]),
+        ({"commit": "1234567-dirty"}, ["commit unknown", "dirty tree"]),
+        ({"commit": "7654321-dirty"}, ["dirty tree"]),
+    ],
+)
+def test_what_cannot_be_traced_is_named(facts, found, monkeypatch):
+    monkeypatch.setattr(provenance, "unknown_commits", lambda: {"1234567"})
+    run = {"command": "ppo.py --seed 1", "exp": "ppo", "commit": "7654321"}
+    assert provenance.problems(run | facts) == found
+    cells = "; ".join(f"{problem} (1 of 2)" for problem in found)
+    assert provenance.labels([run | facts, run]) == cells
+
+
+def test_what_cannot_be_traced_is_counted():
+    text = provenance.summary()
+    assert "mujoco_selection: 80 files, name edited by hand" in text
+    assert "all: 37 files, commit unknown" in text and "all: 5 files, dirty tree" in text
+    if provenance.history_is_whole():
+        assert provenance.missing_commits() == provenance.unknown_commits()
+
+
+# -- the documents --
+def test_blocks_and_links_are_those_of_each_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    old = "<!-- report:a -->\nold\n<!-- /report:a -->\n<!-- report:b -->\nold\n<!-- /report:b -->"
+    made = {"a": "![x](benchmark/figures/x.png)", "b": "[here](#b)"}
+    at = {"README.md": "benchmark/figures", "docs/a.md": "../benchmark/figures"}
+    at["benchmark/README.md"] = "figures"
+    for name, folder in at.items():
+        text = report.filled(tmp_path / name, old, made, None)
+        assert f"-->\n![x]({folder}/x.png)\n<!--" in text and "-->\n[here](#b)\n<!--" in text
+        assert report.filled(tmp_path / name, text, made, None) == text
+        alone = report.filled(tmp_path / name, old, made, "b")
+        assert "[here]" in alone and "![x]" not in alone
+    assert "No results yet." in report.filled(tmp_path / "README.md", old, {}, None)
+
+
+def test_details_link_to_the_line_of_each_script():
+    row = "| C05 | advantages | what [x](#y) | old links | `--gae-lambda` | source |"
+    new = report.relinked_details(f"text\n{row}\n", ROOT / "docs" / "details.md")
+    links = new.splitlines()[1].split(" | ")[3].split("<br>")
+    assert len(links) == len(recipes.SCRIPTS)
+    for name, text in zip(recipes.SCRIPTS, links):
+        line = int(re.fullmatch(rf"\[{name}.py:(\d+)\]\(\.\./{name}.py#L\1\)", text)[1])
+        assert "[C05]" in (ROOT / f"{name}.py").read_text().splitlines()[line - 1]
+    assert report.relinked_details(new, ROOT / "docs" / "details.md") == new
+
+
+@pytest.mark.parametrize("script", recipes.SCRIPTS)
+def test_the_table_of_a_script_has_its_flags(script):
+    rows = scripts.flags_table(script).splitlines()
+    assert rows[0] == "| flag | default | effect |" and "; or:" not in "".join(rows)
+    named = [re.match(r"\| `--([\w-]+)` \|", row)[1].replace("-", "_") for row in rows[2:]]
+    assert named == list(vars(import_module(script).Args()))
+
+
+def test_one_block_can_be_made_alone(copy):
+    shutil.copytree(ROOT / "benchmark/results/lstm_patch", copy / "benchmark/results/lstm_patch")
+    command = [sys.executable, "benchmark/report.py", "--only", "lstm_patch"]
+    how = {"cwd": copy, "capture_output": True, "text": True}
+    printed = subprocess.run(command, **how)
+    assert printed.returncode == 0 and printed.stdout.count("## ") == 1
+    assert subprocess.run([*command, "--check"], **how).returncode in (0, 1)
+    assert subprocess.run([*command, "--write"], **how).returncode == 0
+    assert [path.name for path in copy.glob("benchmark/figures/*")] == ["lstm_patch.png"]
+    assert subprocess.run([*command, "--check"], **how).returncode == 0
+    wrong = subprocess.run([*command[:3], "nonsense"], **how)
+    assert wrong.returncode == 1 and "--only knows" in wrong.stderr
+
+
+# -- time and speed --
+def test_time_to_a_score_is_that_of_the_first_point_there(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text("# env: x\nstep,return,seconds\n1,5,1.5\n2,20,2.5\n3,10,3.5\n")
+    assert timing.seconds_to(10, path) == 2.5 and timing.seconds_to(21, path) == np.inf
+
+
+def test_who_never_gets_to_a_score_is_slower_than_all_others():
+    seconds = np.array([3.0, np.inf, 1.0])
+    race = timing.Race("Hopper-v4", "strong", "strong", 10.0, [], seconds)
+    assert timing.race_row(race) == ["strong", "3", "1 to 3", "2 of 3"]
+    race.seconds = np.array([3.0, np.inf, np.inf])
+    assert timing.race_row(race) == ["strong", "not reached by half", "3 to 3", "1 of 3"]
+
+
+def test_weak_measurements_are_labelled():
+    facts = {"steps": "40960", "load_before": "3.14", "commit": "1"}
+    columns = {"ours_steps_per_second": [10_000.0] * 5, "peer_steps_per_second": [1000.0] * 5}
+    data = pd.DataFrame(columns)
+    assert timing.conditions(facts, data) == "short windows; busy machine"
+    data["ours_window_seconds"] = data["peer_window_seconds"] = 60.0
+    assert timing.conditions(facts | {"load_before": "0.2"}, data) == ""
+    assert timing.conditions(facts | {"load_before": "0.2"}, data[:4]) == "few pairs"
 
 
 def test_runs_of_other_tools_are_read_by_their_tags(tmp_path):
@@ -477,18 +740,64 @@ def test_runs_of_other_tools_are_read_by_their_tags(tmp_path):
                 writer.add_scalar("charts/episodic_return", value if step >= 50 else 0.0, step)
     with SummaryWriter(tmp_path / "unnamed") as writer:
         writer.add_scalar("charts/episodic_return", 1.0, 0)
-    rows = report.tensorboard(tmp_path).splitlines()[2:]
+    rows = tables.tensorboard(tmp_path).splitlines()[2:]
     assert rows[0] == "| Hopper-v4 | ours | 1 | 3.0 |"
-    assert rows[1].startswith("| Hopper-v4 | theirs | 2 | 12.0 [-13.4, 37.4] |") and len(rows) == 2
+    assert rows[1] == "| Hopper-v4 | theirs | 2 | 12.0 (10.0, 14.0) |" and len(rows) == 2
 
 
-@pytest.mark.e2e
-def test_a_peer_gets_its_script_by_a_relative_path(copy):
-    """CLEANRL_SCRIPT, though the peer runs in a directory of its own; ppo.py plays CleanRL's."""
-    relay = 'import os, runpy\nrunpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")\n'
-    (copy / "peer.py").write_text(relay)
-    variables = {"CLEANRL_SCRIPT": "ppo.py", "ENV_ID": "CartPole-v1", "STEPS": "5120"}
-    command = ["benchmark/speed.sh", "ppo.py", "peer.py", sys.executable, "1"]
-    output_of(suite(copy, *command, **variables))
-    facts, pairs = report.read_csv(copy / "benchmark" / "results" / "speed" / "ppo__peer.csv")
-    assert facts["steps"] == "5120" and pairs["peer_steps_per_second"][0] > 100
+FAKE = """
+import json, os, pathlib, sys, time
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+run = pathlib.Path("runs/x")
+run.mkdir(parents=True)
+(run / "config.json").write_text(json.dumps({"commit": "1", "hardware": "a"}))
+writer = EventFileWriter(str(run))
+for i in range(1, 21):  # a step takes SECONDS
+    value = Summary.Value(tag="charts/SPS", simple_value=1.0)
+    wall = 1000 + i * SECONDS
+    writer.add_event(Event(wall_time=wall, step=i, summary=Summary(value=[value])))
+writer.close()
+"""
+RELAY = 'import os, runpy\nrunpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")\n'
+
+
+@pytest.fixture
+def measured(copy) -> Callable:
+    """`measured(*flags)`: speed.sh with two scripts that only say how fast they are."""
+    (copy / "ours.py").write_text(FAKE.replace("SECONDS", "2"))
+    (copy / "theirs.py").write_text(FAKE.replace("SECONDS", "6"))
+    (copy / "peer.py").write_text(RELAY)
+
+    def run(*flags: str, code: int = 0, **variables: str) -> str:
+        command = ["benchmark/speed.sh", "ours.py", "peer.py", sys.executable, "1", *flags]
+        variables = {"CLEANRL_SCRIPT": "theirs.py", "STEPS": "20"} | variables
+        return output_of(suite(copy, *command, **variables), code=code)
+
+    return run
+
+
+def test_a_measurement_is_written_once(measured, copy):
+    """With the peer's script by a relative path, and wall times of whole processes."""
+    path = copy / "benchmark" / "results" / "speed" / "ours__peer.csv"
+    output = measured("--max-load", "1000")
+    facts, pairs = results.read_facts(path), results.read_curve(path)
+    assert facts["steps"] == "20" and facts["max_load"] == "1000.0" and facts["short"] == "no"
+    assert re.fullmatch(r"\d+ seconds for 20 steps", facts["peer_whole_process"])
+    assert facts["peer_whole_process"] in output and facts["ratio"].startswith("3.000")
+    assert pairs["ours_window_seconds"].tolist() == [36] and pairs["ours_wall_seconds"][0] > 0
+    text = path.read_text()
+    assert "exists: give another NAME" in measured("--max-load", "1000", code=1)
+    assert path.read_text() == text
+    measured("--max-load", "1000", "--replace")
+
+
+def test_short_windows_and_busy_machines_are_refused(measured, copy):
+    (copy / "ours.py").write_text(FAKE.replace("SECONDS", "1"))
+    assert "above -1.0: wait until it is quiet" in measured("--max-load", "-1", code=1)
+    assert "18.0 s is shorter than 30 s" in measured("--max-load", "1000", code=1)
+    assert not (copy / "benchmark" / "results").exists()
+    measured("--max-load", "1000", "--short", NAME="short")
+    facts = results.read_facts(copy / "benchmark" / "results" / "speed" / "short.csv")
+    assert facts["short"] == "yes"

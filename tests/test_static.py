@@ -362,8 +362,10 @@ def test_links_within_the_repository_lead_somewhere(page):
 
 
 def test_readme_is_a_front_door():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 220
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 220
+    written = re.sub(r"(?s)<!-- report:(\w+) -->.*?<!-- /report:\1 -->", "", text)
+    lines = written.splitlines()
     assert [line for line in lines if len(line) > 130 and not line.startswith("|")] == []
     assert all(f"[`{script}`]({script})" in "\n".join(lines) for script in ALL_NAMES)
 
