@@ -1186,8 +1186,8 @@ def test_a_run_that_ended_within_a_phase_is_not_extended(run_procgen_fast):
 
 
 @pytest.mark.e2e
-def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch):
-    """At random moments, at least two of them inside a phase: equal to the bit in the end."""
+def test_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch):
+    """Three at random moments, up to five until two were inside a phase: equal in the end."""
     flags = (
         "--env-id bossfight --no-cuda --no-compile --eval-episodes 0 --num-envs 4 --num-steps 32"
     )
@@ -1199,7 +1199,7 @@ def test_three_sigkills_of_a_run_with_two_phases(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         command, kills, inside = [sys.executable, ppg.__file__, *words], 0, 0
-        while name == "killed" and kills < 3:
+        while name == "killed" and (kills < 3 or inside < 2 and kills < 5):
             running = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
             )
