@@ -73,6 +73,14 @@ def limits(ax, seen: list[float]) -> None:
     ax.tick_params(labelsize=SMALL)
 
 
+def two_lines(env: str) -> str:
+    """A long name of an environment, broken before a word in its second half."""
+    breaks = [i for i, letter in enumerate(env) if letter.isupper() and i >= len(env) / 2]
+    if len(env) < 28 or not breaks:
+        return env
+    return f"{env[: breaks[0]]}\n{env[breaks[0] :]}"
+
+
 def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float) -> dict:
     """One panel; {(label, colour): seeds} of recipes, {(label, colour): None} of published ones."""
     recipes = recipes_of(folder)
@@ -93,7 +101,7 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float)
             f"CleanRL's final return {name}".strip() + ", mean ± deviation of its seeds", colour
         ] = None
     limits(ax, seen)
-    ax.set_title(of_env["env"].iloc[0], fontsize=TITLE if len(of_env["env"].iloc[0]) < 28 else 7.5)
+    ax.set_title(two_lines(of_env["env"].iloc[0]), fontsize=TITLE)
     return entries
 
 
@@ -116,7 +124,8 @@ def add_legend(fig, handles: list[Line2D], columns: int) -> None:
     fig.legend(handles=handles, **how)
     rows = -(-len(handles) // columns)
     height = fig.get_figheight()
-    fig.tight_layout(rect=(0, -0.15 / height, 1, 1 - (0.1 + 0.23 * rows) / height))
+    below = -0.15 / height if fig.get_supxlabel() else 0  # it stands far from the panels
+    fig.tight_layout(rect=(0, below, 1, 1 - (0.1 + 0.23 * rows) / height))
 
 
 def save(fig, name: str) -> None:
