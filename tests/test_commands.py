@@ -249,6 +249,7 @@ def test_speed_is_measured_and_reported(tmp_path):
     }
     variables |= {"OURS_FLAGS": small, "PEER_FLAGS": small}
     command = ["bash", "benchmark/speed.sh", script, script, sys.executable, "1"]
+    command += ["--short", "--max-load", "1000"]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
     )
