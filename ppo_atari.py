@@ -8,8 +8,8 @@
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  on Pong, with the fast settings of README.md, 18 after 2.1M steps and 43 minutes on
-         two cores (one seed)
+Expect:  on Pong, with the fast settings of docs/results.md, 18 after 2.1M steps and 43 minutes
+         on two cores (one seed)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
          details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;

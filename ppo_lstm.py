@@ -8,8 +8,8 @@
 
 Run:     uv run ppo_lstm.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  on CartPole with hidden velocities, with the flags of README.md, 500 after 1M steps
-         and 90 s on one core (median of 3 seeds)
+Expect:  on CartPole with hidden velocities, with the flags of docs/results.md, 500 after 1M
+         steps and 90 to 260 s on one core (median of 3 seeds)
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
          LSTM details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them in

@@ -59,6 +59,7 @@ def copy(tmp_path) -> Path:
         shutil.copy(path, folder)
     without = shutil.ignore_patterns("results", "figures")
     shutil.copytree(ROOT / "benchmark", folder / "benchmark", ignore=without)
+    shutil.copytree(ROOT / "docs", folder / "docs")
     return folder
 
 
@@ -139,7 +140,7 @@ def test_a_suite_survives_a_killed_run_and_ends_in_tables_and_figures(copy):
     done = subprocess.run(write, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (copy / "benchmark" / "figures" / "mujoco.png").stat().st_size > 10_000
-    text = (copy / "README.md").read_text()
+    text = (copy / "docs" / "results.md").read_text()
     section = re.search(r"(?s)<!-- report:mujoco -->(.*?)<!--", text)[1]
     assert (
         "InvertedPendulum-v4 | default (bootstraps time limits)" in section

@@ -144,7 +144,7 @@ def test_command_runs(command, monkeypatch):
 @pytest.mark.e2e
 def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     """But for pip and pytest."""
-    tensorboard = "uv run --with tensorboard tensorboard --logdir runs"
+    tensorboard = "uv run --no-project --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     set_up = re.compile(r"(uv )?pip install |uv run pytest|git clone |cd ")
