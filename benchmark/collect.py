@@ -22,35 +22,41 @@ RESULTS = Path(__file__).resolve().parent / "results"
 WINDOW = 100  # episodes in a reported return
 
 
-def collect(run_dir: Path, suite: str | None = None) -> Path:
-    """Write the results file of a run; never over another run's."""
-    config = json.loads((run_dir / "config.json").read_text())
+def finished(run_dir: Path) -> dict:
+    """The checkpoint of a run; exit code 3 if the run has not reached its last step."""
     checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
-    args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
-    iteration, recent_returns = checkpoint["iteration"], checkpoint["recent_returns"]
+    args, iteration = checkpoint["args"], checkpoint["iteration"]
     num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
     waiting = checkpoint.get("stored")  # rollouts for PPG's last auxiliary phase
     if iteration < num_iterations or waiting:
         done = f"iteration {iteration} of {num_iterations}"
         print(f"{run_dir} is not finished: {done}", file=sys.stderr)
         sys.exit(3)
+    return checkpoint
 
+
+def read_episodes(run_dir: Path, final_return: float) -> np.ndarray:
+    """Steps, returns and seconds (3, episodes), of which the last returns have this mean."""
     with open(run_dir / "episodes.csv") as file:
         columns = ("step", "return", "seconds")
         rows = [[float(row[name]) for name in columns] for row in csv.DictReader(file)]
     if not rows:
         sys.exit(f"error: {run_dir} has no finished episode")
-    steps, returns, seconds = (np.array(column) for column in zip(*rows))
-    final_return = float(np.mean(recent_returns))
-    if not np.isclose(final_return, returns[-WINDOW:].mean(), rtol=1e-4, atol=1e-4):
+    episodes = np.array(rows).T
+    if not np.isclose(final_return, episodes[1, -WINDOW:].mean(), rtol=1e-4, atol=1e-4):
         files = f"episodes.csv and checkpoint.pt of {run_dir}"
         sys.exit(f"error: {files} disagree on the last {WINDOW} returns")
+    return episodes
 
+
+def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
+    """What the top of the results file says."""
+    config = json.loads((run_dir / "config.json").read_text())
+    args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
-    script = Path(program).stem
     source = run_dir / Path(program).name  # the copy that the run made of the file that ran
-    facts = {
-        "script": script,
+    return {
+        "script": Path(program).stem,
         "env": args["env_id"],
         "exp": args["exp_name"],
         "seed": args["seed"],
@@ -65,21 +71,36 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
         "load": config.get("load", "not recorded"),
         "steps": checkpoint["global_step"],
         "seconds": round(checkpoint["seconds"], 2),
-        "episodes": len(rows),
-        "final_return": final_return,
+        "episodes": episodes.shape[1],
+        "final_return": float(np.mean(checkpoint["recent_returns"])),
     }
-    lines = [f"# {name}: {value}" for name, value in facts.items()] + ["step,return,seconds"]
-    grid = np.arange(1, 100) * args["total_timesteps"] // 100
+
+
+def curve_of(facts: dict, episodes: np.ndarray) -> list[str]:
+    """The rows of the results file."""
+    steps, returns, seconds = episodes
+    grid = np.arange(1, 100) * facts["total_timesteps"] // 100
     grid = [*grid[grid < facts["steps"]], facts["steps"]]
     clock = np.interp(grid, [0, *steps, facts["steps"]], [0, *seconds, facts["seconds"]])
     ended = np.searchsorted(steps, grid, side="right")  # episodes that ended by each point
-    for step, n, time in zip(grid, ended, clock):
+    rows = []
+    for step, n, at in zip(grid, ended, clock):
         if n:
-            lines.append(f"{step},{returns[max(0, n - WINDOW) : n].mean():.6g},{time:.1f}")
+            rows.append(f"{step},{returns[max(0, n - WINDOW) : n].mean():.6g},{at:.1f}")
+    return rows
 
-    suite = suite or script.rsplit("_", 1)[-1]
-    folder = RESULTS / suite / args["env_id"].replace("/", "-").replace(":", "-")
-    path, text = folder / f"{args['exp_name']}__{args['seed']}.csv", "\n".join(lines) + "\n"
+
+def collect(run_dir: Path, suite: str | None = None) -> Path:
+    """Write the results file of a run; never over another run's."""
+    checkpoint = finished(run_dir)
+    episodes = read_episodes(run_dir, float(np.mean(checkpoint["recent_returns"])))
+    facts = facts_of(run_dir, checkpoint, episodes)
+    top = [f"# {name}: {value}" for name, value in facts.items()]
+    text = "\n".join([*top, "step,return,seconds", *curve_of(facts, episodes)]) + "\n"
+
+    suite = suite or facts["script"].rsplit("_", 1)[-1]
+    folder = RESULTS / suite / facts["env"].replace("/", "-").replace(":", "-")
+    path = folder / f"{facts['exp']}__{facts['seed']}.csv"
     if path.exists() and path.read_text() != text:
         sys.exit(f"error: {path} holds another run than {run_dir}; delete it to replace it")
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +108,7 @@ def collect(run_dir: Path, suite: str | None = None) -> Path:
     temporary.write_text(text)
     temporary.replace(path)
     after = f"after {facts['seconds']:.0f} s"
-    print(f"done {path.relative_to(RESULTS)}: return {final_return:.1f} {after}")
+    print(f"done {path.relative_to(RESULTS)}: return {facts['final_return']:.1f} {after}")
     return path
 
 

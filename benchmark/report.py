@@ -10,7 +10,7 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, speed,
-updates, suites, where (the lines of the details), flags and flags_SCRIPT.
+wins, suites, where (the lines of the details), flags and flags_SCRIPT.
 """
 
 import argparse
@@ -25,8 +25,15 @@ from provenance import refresh
 from recipes import HERE, SCRIPTS, suites
 from results import RESULTS, folders, peers
 from scripts import all_flags, flags_table, where_table
-from tables import folder_section, start_section, suites_section, summary_section, tensorboard
-from timing import FOLDER, speed_section, time_section, updates_section
+from tables import (
+    folder_section,
+    start_section,
+    suites_section,
+    summary_section,
+    tensorboard,
+    wins_section,
+)
+from timing import FOLDER, speed_section, time_section
 
 __all__ = ["SCRIPTS", "SUITES", "peers"]  # for the tests of other files
 SUITES = suites()
@@ -50,8 +57,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["summary"] = summary_section
     if list(RESULTS.glob("speed/*.csv")):
         made["speed"] = speed_section
-    if list(RESULTS.glob("updates/*.csv")):
-        made["updates"] = updates_section
+    if list(RESULTS.glob("wins/*.csv")):
+        made["wins"] = wins_section
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
     return made | {"where": where_table, "suites": suites_section}

@@ -27,7 +27,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 
 def read_curve(path: Path) -> pd.DataFrame:
-    """Its columns: step, return and seconds of a run; other ones of results/speed and updates."""
+    """Its columns: step, return and seconds of a run; other ones of results/speed and wins."""
     return pd.read_csv(path, comment="#")
 
 

@@ -185,6 +185,23 @@ def summary_section(folder: str = "mujoco") -> str:
     return table(["environment", *(labels_of[exp] for exp in exps), "CleanRL"], rows)
 
 
+def wins_section() -> str:
+    """One row for each experiment of results/wins/: how its games of MicroRTS end, of each seed."""
+    files = [(read_facts(path), read_curve(path)) for path in sorted(RESULTS.glob("wins/*.csv"))]
+    games = defaultdict(list)  # of each seed
+    for facts, data in files:
+        games[facts["env"], facts["exp"]].append(data["outcome"])
+    rows = []
+    for (env, exp), seeds in games.items():
+        row = [env, recipes_of("multidiscrete")["label"].get(exp, exp)]
+        for kind in (1, 0, -1):
+            row.append(", ".join(f"{100 * (seed == kind).mean():.0f}" for seed in seeds))
+        rows.append([*row, str(len(seeds[0]))])
+    head = ["environment", "recipe", "won, % (each seed)", "drawn, %", "lost, %", "games"]
+    ran = [(f["hardware"], f["versions"], f"commit {f['commit']}") for f, _ in files]
+    return f"{table(head, rows, left=2)}\n\n{setups(ran)}"
+
+
 def setups(runs: list[tuple[str, str, str]]) -> str:
     """What ran on what: many (hardware, versions, name), each pair of the first two once."""
     groups = defaultdict(list)

@@ -1,4 +1,4 @@
-"""How fast and how soon: results/speed, results/updates, and the time to CleanRL's scores."""
+"""How fast and how soon: results/speed, and the time to CleanRL's scores."""
 
 import shlex
 from dataclasses import dataclass
@@ -127,21 +127,6 @@ def speed_section() -> str:
     text = f" Not measured yet: {', '.join(missing)}." if missing else ""
     body = table(head, sorted(rows, key=script_first), left=3)
     return "\n\n".join([body, SPEED_RULE + text, setups(sorted(set(ran)))])
-
-
-def updates_section() -> str:
-    """One row for each file of results/updates/: medians over the repetitions."""
-    rows, ran = [], []
-    for path in sorted((RESULTS / "updates").glob("*.csv")):
-        facts, data = read_facts(path), read_curve(path)
-        ratio = data["peer_ms"] / data["ours_ms"]
-        times = [f"{data[name].median():.1f}" for name in ("ours_ms", "peer_ms")]
-        range_of = f"{ratio.median():.1f} ({ratio.min():.1f} to {ratio.max():.1f})"
-        row = [facts["update"], facts["device"], facts["threads"], *times, range_of]
-        rows.append([*row, labels([facts])])
-        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
-    head = ["update of ppo_lstm.py", "device", "threads", "ms", "CleanRL's ms", "ratio (range)"]
-    return "\n\n".join([table([*head, "not traceable"], rows, left=2), setups(ran)])
 
 
 @dataclass

@@ -383,14 +383,14 @@ def test_the_results_of_another_run_are_kept(finished):
 
 RESULTS = {  # that exist, as the suites that made them ask for them, at least
     ("start", ""): 1,
-    ("mujoco", "faithful"): 40,
+    ("mujoco", "default"): 40,
     ("mujoco", "strong"): 30,
     ("mujoco", "ablation"): 39,
     ("atari", "1M"): 1,
     ("atari", "fast"): 1,
     ("lstm", "memory"): 6,
     ("lstm", "pong"): 2,
-    ("multidiscrete", "published"): 9,
+    ("multidiscrete", "default"): 9,
     ("multidiscrete", "no_mask"): 9,
     ("multidiscrete", "classic"): 6,
     ("multidiscrete", "lunar"): 3,
@@ -429,7 +429,7 @@ def test_unknown_recipes_are_refused(copy):
         assert "usage: " in output_of(suite(copy, f"benchmark/{name}.sh", "nonsense"), code=2)
 
 
-@pytest.mark.parametrize("name, recipe", [("mujoco", "faithful"), ("lstm", "pong")])
+@pytest.mark.parametrize("name, recipe", [("mujoco", "default"), ("lstm", "pong")])
 def test_tasks_of_an_array_are_the_runs_of_the_plan(name, recipe, copy):
     """Each of them once; slurm.sbatch passes its number on."""
     command = [f"benchmark/{name}.sh", recipe, "--dry-run"]
