@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ["ppo", "ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]
-SCRIPTS += ["ppo_procgen", "ppg_procgen"]  # in the order of the README
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
+SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 SUFFIX = "_patch"  # of folders with results of a changed script (SUFFIX of run.sh)
 

@@ -32,7 +32,7 @@ __all__ = ["SCRIPTS", "SUITES", "peers"]  # for the tests of other files
 SUITES = suites()
 ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
-LINK = re.compile(r"\]\(((?:benchmark/figures/|pp[og]\w*\.py)[^)]*)\)")
+LINK = re.compile(r"\]\(((?:benchmark/figures/|(?:pp[og]|trpo)\w*\.py)[^)]*)\)")
 
 
 def documents() -> list[Path]:

@@ -32,7 +32,7 @@ COMMANDS = list(dict.fromkeys(command for page in pages() for command in command
 RUNS = [
     command
     for command in COMMANDS
-    if re.search(r"\bpp[og]\w*\.py( |$)", command) and "uv run" in command
+    if re.search(r"\b(pp[og]|trpo)\w*\.py( |$)", command) and "uv run" in command
 ]
 OTHERS = [command for command in COMMANDS if command not in RUNS]
 
