@@ -80,10 +80,14 @@ def index_of(means: dict[tuple[str, str], float], env: str, pairs: list[tuple]) 
     return max(abs(means[a, env] - means[b, env]) for a, b in pairs)
 
 
+def environments_in(rows: pd.DataFrame) -> list[str]:
+    """Of some rows of recipes.csv, each once."""
+    return list(dict.fromkeys(env for _, row in rows.iterrows() for env in environments_of(row)))
+
+
 def study_environments() -> list[str]:
     recipes = read_recipes()
-    rows = recipes[recipes["folder"] == STUDY]
-    return list(dict.fromkeys(env for _, row in rows.iterrows() for env in environments_of(row)))
+    return environments_in(recipes[recipes["folder"] == STUDY])
 
 
 def study_table(returns: dict) -> str:
@@ -148,13 +152,12 @@ def seeds_cell(counts: list[int]) -> str:
 
 def change_rows(rows: pd.DataFrame, returns: dict) -> tuple[list[str], list[list[str]]]:
     """Environments, and id, change, seeds and a cell for each environment of every row."""
-    baseline = rows.iloc[0]
-    names = set(rows["experiment"])
-    planned = [env for _, row in rows.iterrows() for env in environments_of(row)]
-    planned = list(dict.fromkeys(planned))
-    more = {env for exp, env in returns if exp in names} - set(planned)
-    mine = planned if "only" in baseline["environments"] else [*planned, *sorted(more)]
-    cells = []
+    baseline, recipes = rows.iloc[0], read_recipes()
+    mine, cells = environments_in(rows), []
+    if "only" not in baseline["environments"]:  # others that ENVS asked for
+        known = environments_in(recipes[recipes["folder"] == baseline["folder"]])
+        names = set(rows["experiment"])
+        mine += sorted({env for exp, env in returns if exp in names} - set(known))
     for i, (_, row) in enumerate(rows.iterrows()):
         pairs = [(returns.get((baseline["experiment"], e)), (row["experiment"], e)) for e in mine]
         found = [returns[name] for _, name in pairs if name in returns]

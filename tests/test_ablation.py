@@ -74,12 +74,11 @@ def test_indices_are_the_largest_differences(put):
         if exp != "trpo":
             put("ablation_study", "Hopper-v4", exp, [mean - 10, mean + 10])
     rows = rows_of(ablation.study_section())
-    assert rows["AAI, the algorithm"][0] == rows["ACLI, the code-level details"][0] != "400"
+    assert rows["AAI, the algorithm"][1] == rows["ACLI, the code-level details"][1] == "-"
     put("ablation_study", "Hopper-v4", "trpo", [1900])
     rows = rows_of(ablation.study_section())
     assert "400" in rows["AAI, the algorithm"] and "1000" in rows["ACLI, the code-level details"]
     assert "3000 (2990, 3010)" in rows["PPO"] and "1900" in rows["TRPO"]
-    assert "-400 (-410, -390)" not in rows["PPO - TRPO+"]
     assert "+400 (+390, +410)" in rows["PPO - TRPO+"]
     figures.draw(ablation.STUDY)
     assert (figures.FIGURES / "ablation_study.png").stat().st_size > 10_000
@@ -111,10 +110,10 @@ def test_differences_are_from_the_first_row(put):
     assert "| M06 | observations as they are | 3 | -500 (-500, -700, -300) |" in mujoco
     assert "|  | published | 2 | 1100 (1000, 1200) |" in mujoco
     (core,) = [part for part in parts if part.startswith("ppo.py")]
-    assert "| C01 | one environment of 512 steps | 1 | +50.0 |" in core.replace("+50 ", "+50.0 ")
+    assert "| C01 | one environment of 512 steps | 1 | +50 |" in core
     (memory,) = [part for part in parts if part.startswith("ppo_lstm.py")]
     assert "|  | LSTM with velocities hidden | 1 | 300 |" in memory
-    assert "450" not in memory and "300" not in core
+    assert "450" not in memory and "300" not in core and "450" not in mujoco
 
 
 def test_every_switch_of_the_script_has_a_row():
@@ -190,7 +189,7 @@ def test_a_variant_has_differences_and_a_probability(put):
     assert rows["`spo`"] == [
         "SPO's penalty instead of the clip",
         "2",
-        "+0.0 (-50, +50)".replace("0.0", "0"),
+        "+0 (-50, +50)",
         "+0 (-50, +50)",
         "0.75",
     ]
