@@ -7,6 +7,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
+from ablation import DETAILS, STUDY, effects, published_study, study_environments  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from recipes import HERE, recipes_of  # noqa: E402
 from results import groups_of, peers, read_curve, read_runs  # noqa: E402
@@ -224,9 +225,86 @@ def peer_handles() -> list[Line2D]:
     return [published, measured]
 
 
+def draw_point(ax, at: float, y: np.ndarray, colour: str) -> None:
+    """The mean of the seeds with its interval, or with a dot for each of a few seeds."""
+    ax.plot([at], [y.mean()], "o", color=colour, markersize=8)
+    if len(y) >= FEWEST:
+        low, high = mean_interval(y)
+        ax.plot([at, at], [low, high], color=colour, linewidth=2.5)
+    else:
+        ax.plot([at] * len(y), y, ".", color=colour, markersize=6, alpha=0.7)
+
+
+def draw_study() -> None:
+    """A panel for each environment: ours, and the published interval beside it."""
+    runs, recipes, theirs = read_runs(STUDY), recipes_of(STUDY), published_study()
+    if runs.empty:
+        return (FIGURES / f"{STUDY}.png").unlink(missing_ok=True)
+    envs = study_environments()
+    fig, axes = plt.subplots(1, len(envs), figsize=(WIDTH, 4))
+    counts = {}
+    for ax, env in zip(axes, envs):
+        for i, (exp, recipe) in enumerate(recipes.iterrows()):
+            mine = runs[(runs["exp"] == exp) & (runs["env"] == env)]["final_return"].to_numpy()
+            if len(mine):
+                draw_point(ax, i - 0.15, mine, recipe["colour"])
+                counts.setdefault((recipe["label"], recipe["colour"]), []).append(len(mine))
+            fact = theirs[exp, env.split("-")[0]]
+            ax.plot([i + 0.15] * 2, [fact["low"], fact["high"]], color="black", linewidth=2.5)
+        ax.set_title(env, fontsize=TITLE)
+        ax.set_xticks([])
+        ax.set_xlim(-0.6, len(recipes) - 0.4)
+        ax.set_ylim(bottom=0)
+        ax.grid(axis="y", alpha=0.3)
+        ax.tick_params(labelsize=SMALL)
+    fig.supylabel("final return", fontsize=TEXT)
+    published = Line2D([], [], color="black", linewidth=2.5, label="published, 95% interval")
+    add_legend(fig, [*handles_of(counts), published], 3)
+    save(fig, STUDY)
+
+
+FAMILIES = {"C": "core", "M": "continuous control", "X": "auxiliary", "S": "ours"}
+FAMILY_COLOURS = ["#1f77b4", "#2ca02c", "#9467bd", "#d62728", "#8c8c8c"]
+
+
+def draw_effects() -> None:
+    """A line for each change, sorted within its family: mean over tasks, band, tasks as dots."""
+    found = effects()
+    if not found:
+        return (FIGURES / f"{DETAILS}.png").unlink(missing_ok=True)
+    names = [*FAMILIES.values(), "other"]
+    family = {id(effect): FAMILIES.get(effect.detail[:1], "other") for effect in found}
+    found.sort(key=lambda effect: (names.index(family[id(effect)]), -effect.mean))
+    fig, ax = plt.subplots(figsize=(WIDTH, 0.27 * len(found) + 1.6))
+    counts = {}
+    for i, effect in enumerate(found):
+        name = family[id(effect)]
+        colour = FAMILY_COLOURS[names.index(name)]
+        ax.plot(
+            [100 * share for share in effect.shares], [i] * len(effect.shares), "|", color=colour
+        )
+        ax.plot([100 * effect.mean], [i], "o", color=colour)
+        if effect.seeds >= FEWEST:
+            ax.plot([100 * effect.low, 100 * effect.high], [i, i], color=colour, linewidth=2.5)
+        counts.setdefault((name, colour), []).append(effect.seeds)
+    ax.axvline(0, color="black", linewidth=1)
+    texts = [f"{effect.detail} {effect.text}".strip() for effect in found]
+    ax.set_yticks(range(len(found)), texts, fontsize=SMALL)
+    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.grid(axis="x", alpha=0.3)
+    label = "change of the return in %: mean over tasks (dot), 95% interval, each task (tick)"
+    ax.set_xlabel(label, fontsize=TEXT)
+    add_legend(fig, handles_of(counts), 3)
+    save(fig, DETAILS)
+
+
 def draw(name: str) -> None:
     """One figure, by its name."""
     if name == TIME:
         draw_times()
+    elif name == STUDY:
+        draw_study()
+    elif name == DETAILS:
+        draw_effects()
     else:
         draw_curves(name)

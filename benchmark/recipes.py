@@ -1,6 +1,7 @@
 """recipes.csv: what the suites run and what the report calls it; the .sh files read it too.
 
-Columns: suite and recipe (`bash benchmark/SUITE.sh RECIPE`), folder of results/, script,
+Columns: suite and recipe (`bash benchmark/SUITE.sh RECIPE`), folder of results/, script (or a
+patch of one, see patches.py),
 experiment (the name of its runs), environments (`only` before them: no others with ENVS), seeds,
 steps, cores of a run (one or all), flags, and label and colour in tables and figures (without a
 colour it has no curve). No field holds a comma, so bash can read it.
@@ -12,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ["ppo", "ppo_continuous_mujoco", "ppo_atari", "ppo_lstm", "ppo_multidiscrete"]
-SCRIPTS += ["ppo_procgen", "ppg_procgen"]  # in the order of the README
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
+SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
 SUFFIX = "_patch"  # of folders with results of a changed script (SUFFIX of run.sh)
 
@@ -31,10 +32,13 @@ def suites() -> dict[str, list[str]]:
 
 
 def recipes_of(folder: str) -> pd.DataFrame:
-    """The recipes with results in a folder, by experiment; those of mujoco for mujoco_patch."""
+    """The recipes with results in a folder, by experiment; those of mujoco for mujoco_patch.
+
+    An experiment with other flags for each environment has a row for each: here the first.
+    """
     recipes = read_recipes()
     found = recipes[recipes["folder"] == folder.removesuffix(SUFFIX)]
-    return found.set_index("experiment")
+    return found.drop_duplicates("experiment").set_index("experiment")
 
 
 def environments_of(recipe: pd.Series) -> list[str]:

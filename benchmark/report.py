@@ -10,7 +10,8 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, speed,
-wins, suites, where (the lines of the details), flags and flags_SCRIPT.
+wins, suites, effects (the figure of ablation_details), where (the lines of the details), flags and
+flags_SCRIPT.
 """
 
 import argparse
@@ -21,6 +22,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from ablation import (
+    DETAILS,
+    STUDY,
+    VARIANTS,
+    details_section,
+    effects_section,
+    study_section,
+    variants_section,
+)
 from provenance import refresh
 from recipes import HERE, SCRIPTS, suites
 from results import RESULTS, folders, peers
@@ -39,7 +49,7 @@ __all__ = ["SCRIPTS", "SUITES", "peers"]  # for the tests of other files
 SUITES = suites()
 ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
-LINK = re.compile(r"\]\(((?:benchmark/figures/|pp[og]\w*\.py)[^)]*)\)")
+LINK = re.compile(r"\]\(((?:benchmark/figures/|(?:pp[og]|trpo)\w*\.py)[^)]*)\)")
 
 
 def documents() -> list[Path]:
@@ -59,6 +69,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["speed"] = speed_section
     if list(RESULTS.glob("wins/*.csv")):
         made["wins"] = wins_section
+    made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}
+    made["effects"] = effects_section
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
     return made | {"where": where_table, "suites": suites_section}

@@ -130,6 +130,12 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
     fi
 }
 
+script_of() { # SCRIPT of recipes.csv: its path; of variants/NAME.patch that of the changed script, made anew
+    local python
+    read -ra python <<< "$PYTHON"
+    [[ $1 != *.patch ]] && echo "$1" || "${python[@]}" benchmark/patches.py "$1"
+}
+
 rows_of() { # SUITE RECIPE: its rows of recipes.csv
     grep "^$1,$2," benchmark/recipes.csv
 }
@@ -149,8 +155,22 @@ plan_of() { # SUITE RECIPE: SCRIPT ENV EXP FLAGS... of each experiment, environm
     done
 }
 
+run_in_turns() { # SUITE RECIPE...: all runs of all recipes, but the first three seeds of each before the next two of any
+    local suite=$1 recipe turn seeds asked_seeds=${SEEDS:-} asked_steps=${STEPS:-}
+    for turn in 1-3 4-5 6-; do
+        for recipe in "${@:2}"; do
+            IFS=, read -r _ _ _ _ _ _ seeds _ < <(rows_of "$suite" "$recipe")
+            seeds=$(cut -d' ' -f"$turn" <<< "$seeds ")
+            [[ ! $asked_seeds ]] || { [[ $turn == 1-3 ]] && seeds=$asked_seeds || seeds=; }
+            [[ ${seeds// /} && $(plan_of "$suite" "$recipe") ]] || continue # nothing of it with these ENVS
+            SEEDS=$seeds STEPS=$asked_steps
+            run_suite "$suite" "$recipe" ${DRY_RUN:+--dry-run}
+        done
+    done
+}
+
 run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of the first
-    local suite=$1 recipe=${2:-} plan seeds steps cores
+    local suite=$1 recipe=${2:-} plan seeds steps cores script
     [[ $recipe && $recipe != --dry-run ]] || recipe=$(recipes_of "$suite" | head -n 1)
     [[ ${3:---dry-run} == --dry-run ]] && plan=$(plan_of "$suite" "$recipe") && [[ $plan ]] || {
         echo "usage: bash benchmark/$suite.sh [$(recipes_of "$suite" | paste -sd'|' | sed 's/|/ | /g')] [--dry-run]" >&2
@@ -159,7 +179,8 @@ run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of 
     IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
     STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
     [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}
-    for SCRIPT in $(awk '!seen[$1]++ { print $1 }' <<< "$plan"); do
-        run_plan < <(sed -n "s/^$SCRIPT //p" <<< "$plan")
+    for script in $(awk '!seen[$1]++ { print $1 }' <<< "$plan"); do
+        SCRIPT=$(script_of "$script") || exit 2
+        run_plan < <(awk -v script="$script" '$1 == script { sub(/^[^ ]+ /, ""); print }' <<< "$plan")
     done
 }

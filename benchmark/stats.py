@@ -28,6 +28,22 @@ def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
     return mean, interval.low, interval.high
 
 
+def relative_difference(pairs: list[tuple]) -> tuple[float, float, float]:
+    """Mean over tasks of mean(y) / mean(x) - 1, and its 95% interval: Welch's, over all seeds.
+
+    pairs: (x, y) of each task. The mean of x only scales its task: it has no error in that.
+    """
+    k = len(pairs)
+    ratio = sum((np.mean(y) - np.mean(x)) / abs(np.mean(x)) for x, y in pairs) / k
+    errors = [np.var(z, ddof=1) / len(z) / (k * np.mean(x)) ** 2 for x, y in pairs for z in (x, y)]
+    degrees = [len(z) - 1 for pair in pairs for z in pair]
+    if sum(errors) == 0:
+        return ratio, ratio, ratio
+    freedom = sum(errors) ** 2 / sum(e**2 / n for e, n in zip(errors, degrees))
+    half = stats.t.ppf(0.975, freedom) * sum(errors) ** 0.5
+    return ratio, ratio - half, ratio + half
+
+
 def pooled(figures: list[dict]) -> tuple[float, float, int]:
     """Mean, deviation and number of the seeds behind published means with deviations."""
     n = np.array([row["seeds"] for row in figures])

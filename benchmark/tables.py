@@ -7,6 +7,7 @@ from pathlib import Path
 import have
 import numpy as np
 import pandas as pd
+from patches import script_of
 from provenance import labels, unknown_commits
 from recipes import ABLATION, HERE, environments_of, flags_of_run, read_recipes, recipes_of
 from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
@@ -246,7 +247,7 @@ def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:
     """The facts of a run that the suite would not do again."""
     path = RESULTS / recipe["folder"] / env / f"{recipe['experiment']}__{seed}.csv"
     flags = flags_of_run(recipe, env, seed)
-    if not path.exists() or have.differences(path, HERE.parent / recipe["script"], flags):
+    if not path.exists() or have.differences(path, script_of(recipe["script"]), flags):
         return None
     return read_facts(path)
 

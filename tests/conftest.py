@@ -27,6 +27,7 @@ import ppo_continuous_mujoco as mujoco  # noqa: E402
 import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 import ppo_procgen  # noqa: E402
+import trpo_continuous_mujoco as trpo  # noqa: E402
 
 # One thread each, here and in what tests start: those of several processes wait for each other.
 torch.set_num_threads(1)
@@ -119,6 +120,7 @@ SMALL |= {"total_timesteps": 64, "eval_episodes": 0, "compile": False, "cuda": F
 SMALL_OF = {
     ppo: {"env_id": "Terminating-v0", "num_minibatches": 4},
     mujoco: {"env_id": "Terminating-v0", "num_minibatches": 4},
+    trpo: {"env_id": "Terminating-v0", "num_minibatches": 4},
     ppo_atari: {"env_backend": "gymnasium"},
     ppo_lstm: {"env_id": "CartPole-v1", "env_backend": "gymnasium"},
     ppo_multidiscrete: {"env_id": "CartPole-v1"},
@@ -185,6 +187,11 @@ def tiny_procgen():
 @pytest.fixture
 def run_mujoco(runner):
     return runner(mujoco)
+
+
+@pytest.fixture
+def run_trpo(runner):
+    return runner(trpo)
 
 
 @pytest.fixture

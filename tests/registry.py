@@ -41,6 +41,8 @@ class Script:
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     steps_of_seconds: int = 12_800  # of the second case of `exact`, where processes are killed
     epochs: str = "update_epochs"  # the field of passes over a rollout
+    loss: str = "ppo_loss"  # the function that gets every minibatch
+    lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
     python: str = ">=3.11,<3.14"
@@ -288,6 +290,59 @@ MUJOCO = Script(
     free=FREE | {"compile"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
+)
+
+# What the trust region takes the place of, and what needs one network for policy and value.
+WITHOUT_CLIP = {"C08", "C13", "X01", "X03"}
+TRUST_REGION = {name: code for name, code in MUJOCO.details.items() if name not in WITHOUT_CLIP} | {
+    "C10": r"args\.ent_coef \* entropy",
+    "M04": r"critic_trunk = trunk\(\)",
+    "S05": r"conjugate_gradient\(fisher",
+    "S06": r"args\.cg_damping \* vector",
+    "S07": r'stats\["approx_kl"\] <= max_kl',
+    "S08": r"\(1 - frac\) \* last_kl",
+}
+TRPO = Script(
+    name="trpo_continuous_mujoco",
+    parent="ppo_continuous_mujoco",
+    tiny=MUJOCO.tiny,
+    exact={
+        "InvertedPendulum": {},
+        "HalfCheetah": {"env_id": "HalfCheetah-v4", "max_kl_final": 0.05} | ONE_ROBOT,
+        "Hopper, squashed": {"env_id": "Hopper-v4", "squash_actions": True} | SHORT,
+    },
+    inexact={
+        "no time limit": {"env_id": "EndlessInvertedPendulum-v0"},
+        "async": {"env_id": "InvertedPendulum-v4", "env_backend": "async"},
+    },
+    poisoned=MUJOCO.poisoned,
+    own=MUJOCO.own,
+    wrong_env=MUJOCO.wrong_env,
+    by_hand=continuous_action,
+    details=TRUST_REGION,
+    omitted={"C08"},
+    lines=820,
+    loop_before=420,
+    plumbing=284,  # the design has 260
+    changed=176,
+    different={
+        "Args": "the flags of the trust region",
+        "Agent.__init__": "always two networks",
+        "loss_and_grad": "of the value alone",
+        "train: set-up": "two flat vectors, KL limit",
+        "train: advantages": "the policy before the step",
+        "train: update": "one step of the policy, then the value's epochs",
+        "parse_args": "what anneals",
+        "check_args": "flags that may be 0",
+    },
+    loss="value_loss",
+    lacks={"vf_coef", "target_kl"},
+    zero=MUJOCO.zero - {"vf_coef"} | {"cg_damping"},
+    negative=MUJOCO.negative,
+    bad_flags=MUJOCO.bad_flags,
+    free=MUJOCO.free,
+    annealing={"anneal_lr"},  # and max_kl_final, which is a number: tests/test_trpo.py
+    tags=TAGS - {"losses/clipfrac"} | {"losses/step_fraction"},
 )
 
 GAMES = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 1}
@@ -586,7 +641,7 @@ PPG = Script(
     | {"losses/aux/grad_norm"},
 )
 
-ROWS = (PPO, MUJOCO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
+ROWS = (PPO, MUJOCO, TRPO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 
 

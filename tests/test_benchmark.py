@@ -24,6 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmark"))
 
+import ablation  # noqa: E402
 import collect  # noqa: E402
 import compare  # noqa: E402
 import have  # noqa: E402
@@ -59,7 +60,8 @@ def copy(tmp_path) -> Path:
         shutil.copy(path, folder)
     without = shutil.ignore_patterns("results", "figures")
     shutil.copytree(ROOT / "benchmark", folder / "benchmark", ignore=without)
-    shutil.copytree(ROOT / "docs", folder / "docs")
+    for name in ("docs", "variants"):
+        shutil.copytree(ROOT / name, folder / name)
     return folder
 
 
@@ -401,26 +403,28 @@ RESULTS = {  # that exist, as the suites that made them ask for them, at least
 
 
 @pytest.mark.parametrize("name, recipe", SUITES)
-def test_every_command_of_a_suite_is_valid(name, recipe, copy):
+def test_every_command_of_a_suite_is_valid(name, recipe, copy, monkeypatch):
     if name == "procgen":
         pytest.importorskip("procgen")
+    python = {"PYTHON": sys.executable if name in ("ablation", "variant") else "python"}
+    python |= {"SEEDS": "1"} if name in ("ablation", "variant") else {}  # hundreds of runs
     command = [f"benchmark/{name}.sh", *recipe.split(), "--dry-run"]
-    commands = [
-        line.split() for line in output_of(suite(copy, *command, PYTHON="python")).splitlines()
-    ]
+    commands = [line.split() for line in output_of(suite(copy, *command, **python)).splitlines()]
+    monkeypatch.syspath_prepend(copy / "runs" / "variants")  # where patched scripts are
     names, had = set(), 0
     for python, script, *flags in commands:
         module = import_module(Path(script).stem)
         args = module.parse_args(flags)
         module.check_args(args)
         names.add((args.env_id, args.exp_name, args.seed))
-        for folder in {name, f"{name}_{recipe}", f"{name}_short"}:
+        assert (copy / script).is_file()
+        for folder in {name, f"{name}_{recipe}", f"{name}_short", "ablation_details", "variants"}:
             path = ROOT / "benchmark" / "results" / folder / args.env_id
             path /= f"{args.exp_name}__{args.seed}.csv"
             if path.exists():
-                assert have.differences(path, ROOT / script, flags) == [], path
+                assert have.differences(path, copy / script, flags) == [], path
                 had += 1
-    assert python == "python" and len(names) == len(commands) > 0
+    assert python in ("python", sys.executable) and len(names) == len(commands) > 0
     assert had >= RESULTS.get((name, recipe), 0)
 
 
@@ -491,15 +495,24 @@ def test_recipes_can_be_read_by_bash():
         for column in ("folder", "seeds", "steps", "cores"):
             assert rows[column].nunique() == 1
     for _, rows in recipes.read_recipes().groupby("folder"):
-        assert rows["experiment"].is_unique and rows["label"].is_unique
-        assert rows["colour"][rows["colour"] != ""].is_unique
+        runs = [
+            (env, row["experiment"], row["label"])
+            for _, row in rows.iterrows()
+            for env in recipes.environments_of(row)
+        ]
+        for names in ([run[:2] for run in runs], [(env, label) for env, _, label in runs]):
+            assert len(set(names)) == len(names)
+        looks = rows[["experiment", "colour"]].drop_duplicates()
+        assert looks["experiment"].is_unique
+        assert looks["colour"][looks["colour"] != ""].is_unique
 
 
 def test_the_strong_recipe_is_the_same_everywhere():
-    """That of the picture, and each ablation but for one departure."""
+    """That of the picture and of the variants, and each ablation but for one departure."""
     rows = recipes.read_recipes().set_index("experiment")
     strong = rows["flags"]["strong"]
     assert rows["flags"]["start"] == strong
+    assert set(rows["flags"][rows["suite"] == "variant"]) == {strong}
     ablations = rows[rows["recipe"] == "ablation"]
     taken_back = []
     for flags in ablations["flags"]:
@@ -511,6 +524,7 @@ def test_the_strong_recipe_is_the_same_everywhere():
 
 def test_the_published_recipe_is_that_without_bootstrapping():
     rows = recipes.read_recipes()
+    rows = rows[~rows["script"].str.endswith(".patch")]
     assert set(rows["label"][rows["flags"] == "--no-bootstrap-truncation"]) == {"published"}
     plain = rows[(rows["flags"] == "") & ~rows["script"].str.contains("procgen")]
     default = "default (bootstraps time limits)"
@@ -525,6 +539,7 @@ def test_every_figure_has_its_curves():
         drawn = recipes.recipes_of(folder)["colour"]
         if set(results.read_runs(folder)["exp"]) & set(drawn.index[drawn != ""]):
             folders.add(folder)
+    folders |= {"ablation_details"} if ablation.effects() else set()
     assert {path.stem for path in (ROOT / "benchmark" / "figures").glob("*.png")} == folders
 
 

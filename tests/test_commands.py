@@ -32,7 +32,7 @@ COMMANDS = list(dict.fromkeys(command for page in pages() for command in command
 RUNS = [
     command
     for command in COMMANDS
-    if re.search(r"\bpp[og]\w*\.py( |$)", command) and "uv run" in command
+    if re.search(r"\b(pp[og]|trpo)\w*\.py( |$)", command) and "uv run" in command
 ]
 OTHERS = [command for command in COMMANDS if command not in RUNS]
 
@@ -143,11 +143,13 @@ def test_command_runs(command, monkeypatch):
 
 @pytest.mark.e2e
 def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
-    """But for pip and pytest."""
+    """But for pip and pytest; tests/test_variants.py has those of docs/variants.md."""
     tensorboard = "uv run --no-project --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
-    set_up = re.compile(r"(uv )?pip install |uv run pytest|git clone |cd ")
+    set_up = re.compile(
+        r"(uv )?pip install |uv run pytest|git clone |cd |diff -u |bash benchmark/variant"
+    )
     assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
 
     go("uv run ppo_continuous_mujoco.py --env-id Terminating-v0", monkeypatch)

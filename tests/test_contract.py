@@ -289,7 +289,7 @@ def kill_at(patch: pytest.MonkeyPatch, script: Script, place: str, n: int) -> No
         case "rollout":
             patch.setattr(script.module, "make_envs", watched)
         case "update":
-            last(script.module, "ppo_loss")
+            last(script.module, script.loss)
         case "writing":
             last(torch, "save", write_half)
         case "before renaming":
@@ -456,7 +456,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
         if name in ("resume", "evaluate"):
             continue
         optional = {"target_kl": 0.5, "wandb_entity": "team", "discretize_actions": 3}
-        optional |= {"reward_gamma": 0.5}
+        optional |= {"reward_gamma": 0.5, "max_kl_final": 0.5}
         new = optional[name] if name in optional else other_value(field, old)
         try:
             args = module.parse_args([how, str(run_dir), *flag_of(name, new)])
@@ -485,7 +485,7 @@ def test_a_default_is_a_change_where_the_run_has_another_value(script, finished)
 def test_every_number_is_checked(script, value, tmp_path, capsys):
     """A flag takes 0 or less only where the registry says that it means something."""
     wrong, module = [], script.module
-    optional = ("target_kl", "reward_gamma")  # numbers or None
+    optional = ("target_kl", "reward_gamma", "max_kl_final")  # numbers or None
     numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name in optional]
     assert len(numbers) > 15
     for field in numbers:
@@ -616,13 +616,15 @@ CLEANRL_OF = {"ppo": 0, "ppo_continuous_mujoco": 1}
 def test_flags_of_cleanrl_parse_and_have_its_order_and_defaults(script, everything_is_there):
     module = script.module
     names = [field.name for field in fields(module.Args)]
-    order = [script.epochs if name == "update_epochs" else name for name in CLEANRL]
+    theirs = {name: values for name, values in CLEANRL.items() if name not in script.lacks}
+    order = [script.epochs if name == "update_epochs" else name for name in theirs]
     assert [name for name in names if name in order] == order
     if script.name in CLEANRL_OF:
-        theirs = {name: CLEANRL[name][CLEANRL_OF[script.name]] for name in CLEANRL.keys() - OURS}
-        assert {name: getattr(module.Args(), name) for name in theirs} == theirs
-    given = {name: values[0] for name, values in zip(order, CLEANRL.values())}
-    given |= {"wandb_entity": "team", "target_kl": 0.01, "seed": 7}
+        default = {name: CLEANRL[name][CLEANRL_OF[script.name]] for name in CLEANRL.keys() - OURS}
+        assert {name: getattr(module.Args(), name) for name in default} == default
+    given = {name: values[0] for name, values in zip(order, theirs.values())}
+    given |= {"wandb_entity": "team", "seed": 7}
+    given |= {"target_kl": 0.01} if "target_kl" in order else {}
     of_this_script = ("env_id", "env_backend")  # EnvPool makes no videos
     given |= {name: script.tiny[name] for name in of_this_script if name in script.tiny}
     for switches in (True, False):

@@ -224,7 +224,7 @@ def test_algorithm_first(script):
     """The order of a script, one flat loop, and its rulers."""
     source = script.source
     tops = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    order = ["Args", "layer_init", "Agent", "gae", "ppo_loss", "train", "UserError", "require"]
+    order = ["Args", "layer_init", "Agent", "gae", script.loss, "train", "UserError", "require"]
     assert [name for name in tops if name in order] == order
     assert tops[0] == "Args" and tops.index("UserError") == tops.index("train") + 1
     assert line_of(source, "def train(") < line_of(source, RULER) < line_of(source, "class UserErr")
@@ -336,7 +336,7 @@ def test_a_page_names_flags_that_exist(page):
     known = {f"--{name.replace('_', '-')}" for script in ALL_NAMES for name in help_texts(script)}
     known |= {flag.replace("--", "--no-", 1) for flag in known} | {"--help"}
     text = page.read_text().replace("\\\n", " ")
-    commands = re.findall(r"(?:python|uv run) (?:\w+/)?pp[og]\w*\.py(.*)", text)
+    commands = re.findall(r"(?:python|uv run) (?:\w+/)?(?:pp[og]|trpo)\w*\.py(.*)", text)
     used = {flag for flags in commands for flag in re.findall(r"--[a-z][a-z0-9-]*", flags)}
     if page.parent.name == "docs":
         used |= set(re.findall(r"`(--[a-z][a-z0-9-]*)[ `]", text)) - {"--write"}

@@ -1,0 +1,253 @@
+"""What each detail is worth: tables of results/ablation_study, ablation_details and variants."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from recipes import HERE, environments_of, read_recipes, recipes_of
+from results import groups_of, read_runs
+from stats import FEWEST, difference, improvement, improvement_interval, relative_difference
+from tables import cell_of, mean_cell, number, setups, table
+
+STUDY, DETAILS, VARIANTS = "ablation_study", "ablation_details", "variants"
+NONE = "No runs yet."
+# The two numbers of the study: the largest of these differences, without their signs.
+INDICES = {
+    "AAI, the algorithm": [("ppo", "trpo_plus"), ("ppo_m", "trpo")],
+    "ACLI, the code-level details": [("ppo", "ppo_m"), ("trpo_plus", "trpo")],
+}
+STUDY_RULE = """
+Final returns: mean of the last 100 training episodes. Published: v2 tasks, at least 80 agents, 95%
+bootstrap interval. AAI = max(|PPO - TRPO+|, |PPO-M - TRPO|), ACLI = max(|PPO - PPO-M|,
+|TRPO+ - TRPO|), of means.
+""".strip().replace("\n", " ")
+DIFFERENCE_RULE = f"""
+First row: final returns. Below it: differences of the mean from that row, with Welch's 95%
+interval; with fewer than {FEWEST} seeds those of each seed instead. An interval with 0 inside
+decides nothing.
+""".strip().replace("\n", " ")
+TITLES = {
+    "details": "`ppo_continuous_mujoco.py`",
+    "details_core": "`ppo.py`",
+    "details_memory": "`ppo_lstm.py`, CartPole without velocities",
+    "details_mining": "`ppo_multidiscrete.py`",
+}
+
+
+def returns_of(folder: str) -> dict[tuple[str, str], np.ndarray]:
+    """(experiment, environment) -> final returns, in the order of their seeds."""
+    groups = groups_of(read_runs(folder), "exp", "env")
+    return {name: runs["final_return"].to_numpy() for name, runs in groups}
+
+
+def ran_on(folder: str) -> str:
+    """Hardware, versions and commits of all runs of a folder."""
+    runs = read_runs(folder)
+    return setups(list(zip(runs["hardware"], runs["versions"], "commit " + runs["commit"])))
+
+
+def signed(x: float, size: float) -> str:
+    return ("+" if x >= 0 else "-") + number(abs(x), size)
+
+
+def difference_cell(x: np.ndarray | None, y: np.ndarray | None) -> str:
+    """mean(y) - mean(x) with its interval, or with what each seed of y makes of it."""
+    if x is None or y is None:
+        return "-"
+    mean, low, high = difference(x, y)
+    size = np.mean(x)
+    if min(len(x), len(y)) >= FEWEST:
+        return f"{signed(mean, size)} [{signed(low, size)}, {signed(high, size)}]"
+    if len(y) == 1:
+        return signed(mean, size)
+    return f"{signed(mean, size)} ({', '.join(signed(value - size, size) for value in y)})"
+
+
+# -- the study --
+@cache
+def published_study() -> dict[tuple[str, str], dict]:
+    """(experiment, environment without its version) -> mean, low and high."""
+    rows = pd.read_csv(HERE / "published_study.csv")
+    return {(row["experiment"], row["env"]): row for row in rows.to_dict("records")}
+
+
+def index_of(means: dict[tuple[str, str], float], env: str, pairs: list[tuple]) -> float | None:
+    """The largest difference of an environment; None if one of the presets has no mean."""
+    if any((exp, env) not in means for pair in pairs for exp in pair):
+        return None
+    return max(abs(means[a, env] - means[b, env]) for a, b in pairs)
+
+
+def environments_in(rows: pd.DataFrame) -> list[str]:
+    """Of some rows of recipes.csv, each once."""
+    return list(dict.fromkeys(env for _, row in rows.iterrows() for env in environments_of(row)))
+
+
+def study_environments() -> list[str]:
+    recipes = read_recipes()
+    return environments_in(recipes[recipes["folder"] == STUDY])
+
+
+def study_table(returns: dict) -> str:
+    """Presets, then the two indices: ours and what is published, environment by environment."""
+    theirs, envs = published_study(), study_environments()
+    head, rows = ["preset"], []
+    for env in envs:
+        head += [env, f"{env.split('-')[0]}, published"]
+    for exp, label in recipes_of(STUDY)["label"].items():
+        row = [label]
+        for env in envs:
+            mine, fact = returns.get((exp, env)), theirs[exp, env.split("-")[0]]
+            row += ["-" if mine is None else mean_cell(mine)]
+            row += [f"{fact['mean']} [{fact['low']}, {fact['high']}]"]
+        rows.append(row)
+    ours = {name: float(np.mean(x)) for name, x in returns.items()}
+    published = {name: fact["mean"] for name, fact in theirs.items()}
+    for name, pairs in INDICES.items():
+        row = [name]
+        for env in envs:
+            values = index_of(ours, env, pairs), index_of(published, env.split("-")[0], pairs)
+            row += ["-" if value is None else f"{value:.0f}" for value in values]
+        rows.append(row)
+    return table(head, rows)
+
+
+def study_differences(returns: dict) -> str:
+    """The four differences behind the indices."""
+    labels, envs, rows = recipes_of(STUDY)["label"], study_environments(), []
+    for better, worse in (pair for pairs in INDICES.values() for pair in pairs):
+        row = [f"{labels[better]} - {labels[worse]}"]
+        row += [difference_cell(returns.get((worse, e)), returns.get((better, e))) for e in envs]
+        rows.append(row)
+    return table(["difference", *envs], rows)
+
+
+def study_section() -> str:
+    returns = returns_of(STUDY)
+    if not returns:
+        return f"{NONE}\n\n{study_table(returns)}\n\n{STUDY_RULE}"
+    parts = [study_table(returns), STUDY_RULE, study_differences(returns), ran_on(STUDY)]
+    return "\n\n".join([*parts, "![The study](benchmark/figures/ablation_study.png)"])
+
+
+# -- details --
+def details_of(recipe: str) -> pd.DataFrame:
+    """The rows of a recipe of ablation.sh; the first is what the others are changes of."""
+    recipes = read_recipes()
+    return recipes[(recipes["suite"] == "ablation") & (recipes["recipe"] == recipe)]
+
+
+def id_and_text(label: str) -> tuple[str, str]:
+    """Of a label such as `C02 torch's initial weights`; some have no id."""
+    detail, text = re.fullmatch(r"([A-Z]\d\d)? ?(.*)", label).groups()
+    return detail or "", text
+
+
+def seeds_cell(counts: list[int]) -> str:
+    low, high = min(counts, default=0), max(counts, default=0)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def change_rows(rows: pd.DataFrame, returns: dict) -> tuple[list[str], list[list[str]]]:
+    """Environments, and id, change, seeds and a cell for each environment of every row."""
+    baseline, recipes = rows.iloc[0], read_recipes()
+    mine, cells = environments_in(rows), []
+    if "only" not in baseline["environments"]:  # others that ENVS asked for
+        known = environments_in(recipes[recipes["folder"] == baseline["folder"]])
+        names = set(rows["experiment"])
+        mine += sorted({env for exp, env in returns if exp in names} - set(known))
+    for i, (_, row) in enumerate(rows.iterrows()):
+        pairs = [(returns.get((baseline["experiment"], e)), (row["experiment"], e)) for e in mine]
+        found = [returns[name] for _, name in pairs if name in returns]
+        cells.append([*id_and_text(row["label"]), seeds_cell([len(x) for x in found])])
+        if i == 0:
+            cells[-1] += [mean_cell(x) if x is not None else "-" for x, _ in pairs]
+        else:
+            cells[-1] += [difference_cell(x, returns.get(name)) for x, name in pairs]
+    return mine, cells
+
+
+def details_section() -> str:
+    """A table for each script; changes without runs are there too."""
+    returns = returns_of(DETAILS)
+    parts = []
+    for recipe, title in TITLES.items():
+        rows = details_of(recipe)
+        envs, cells = change_rows(rows, returns)
+        steps = f"{int(rows['steps'].iloc[0]):,} steps"
+        text = table(["id", "change", "seeds", *envs], cells, left=2)
+        parts.append(f"{title}, {steps}:\n\n{text}")
+    if not returns:
+        return "\n\n".join([NONE, *parts])
+    parts += [DIFFERENCE_RULE, ran_on(DETAILS)]
+    return "\n\n".join([*parts, effects_section()] if effects() else parts)
+
+
+@dataclass
+class Effect:
+    """Of one change on all environments of its row, as a share of the baseline's return."""
+
+    detail: str
+    text: str
+    seeds: int  # the fewest
+    shares: list[float]  # of each environment
+    mean: float
+    low: float
+    high: float
+
+
+def effects(recipe: str = "details") -> list[Effect]:
+    """The changes that have two seeds, as has the baseline, in all their environments."""
+    returns, rows = returns_of(DETAILS), details_of(recipe)
+    baseline, found = rows["experiment"].iloc[0], []
+    for _, row in rows.iloc[1:].iterrows():
+        envs = environments_of(row)
+        names = [((baseline, env), (row["experiment"], env)) for env in envs]
+        pairs = [(returns[a], returns[b]) for a, b in names if a in returns and b in returns]
+        seeds = min((len(z) for pair in pairs for z in pair), default=0)
+        if len(pairs) == len(envs) and seeds > 1:
+            shares = [(np.mean(y) - np.mean(x)) / abs(np.mean(x)) for x, y in pairs]
+            detail, text = id_and_text(row["label"])
+            where = f" ({envs[0].split('-')[0]})" if len(envs) == 1 else ""
+            interval = relative_difference(pairs)
+            found.append(Effect(detail, text + where, seeds, shares, *interval))
+    return found
+
+
+def effects_section() -> str:
+    """The figure alone."""
+    if not effects():
+        return NONE
+    return "![What each detail is worth](benchmark/figures/ablation_details.png)"
+
+
+# -- variants --
+def improvement_cell(olds: list[np.ndarray], news: list[np.ndarray]) -> str:
+    """Of the first seeds that all have, with an interval if they are not few."""
+    n = min((len(x) for x in [*olds, *news]), default=0)
+    if n == 0:
+        return "-"
+    new, old = (np.stack([x[:n] for x in group], axis=1) for group in (news, olds))
+    if n < FEWEST:
+        return f"{improvement(new, old):.2f}"
+    return cell_of(*improvement_interval(new, old))
+
+
+def variants_section() -> str:
+    """The baseline, then a row for each patch."""
+    recipes, returns = read_recipes(), returns_of(VARIANTS)
+    rows = recipes[recipes["folder"] == VARIANTS]
+    envs, cells = change_rows(rows, returns)
+    baseline = rows["experiment"].iloc[0]
+    for (_, row), cell in zip(rows.iterrows(), cells):
+        exp = row["experiment"]
+        cell[0] = f"`{exp}`"
+        shared = [env for env in envs if (baseline, env) in returns and (exp, env) in returns]
+        groups = [[returns[name, env] for env in shared] for name in (baseline, exp)]
+        cell.append("-" if exp == baseline else improvement_cell(*groups))
+    head = ["patch", "what", "seeds", *envs, "probability of improvement"]
+    if not returns:
+        return f"{NONE}\n\n{table(head, cells, left=2)}"
+    return "\n\n".join([table(head, cells, left=2), DIFFERENCE_RULE, ran_on(VARIANTS)])

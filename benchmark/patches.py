@@ -1,0 +1,45 @@
+"""variants/NAME.patch -> runs/variants/NAME.py: the script of its line `--- SCRIPT.py`, changed.
+
+python benchmark/patches.py variants/NAME.patch      prints the path of the changed script
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = Path("runs") / "variants"
+
+
+def original_of(patch: Path) -> str:
+    """The name of the script that a patch changes."""
+    return re.search(r"(?m)^--- (\w+\.py)\s", patch.read_text())[1]
+
+
+def patched(patch: Path, folder: Path) -> Path:
+    """The changed script in a folder; a line there that no longer fits is an error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"{patch.stem}.py"
+    command = ["patch", "--batch", "--silent", "--reject-file=-", f"--output={script}"]
+    done = subprocess.run(
+        [*command, ROOT / original_of(patch), patch], capture_output=True, text=True
+    )
+    if done.returncode:
+        script.unlink(missing_ok=True)
+        raise ValueError(f"{patch.name} does not fit {original_of(patch)}: {done.stdout}")
+    return script
+
+
+def script_of(name: str) -> Path:
+    """The script of a row of recipes.csv, from the root of the repository."""
+    if not name.endswith(".patch"):
+        return ROOT / name
+    return patched(ROOT / name, ROOT / MADE)
+
+
+if __name__ == "__main__":
+    try:
+        print(script_of(sys.argv[1]).relative_to(ROOT))
+    except ValueError as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")

@@ -1,0 +1,227 @@
+"""variants/*.patch: each fits its script, runs, and changes what it says."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from registry import ROOT, SCRIPTS, TINY
+from watch import checkpoint_of, episodes_of, scalars_of
+
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+import patches  # noqa: E402
+import recipes  # noqa: E402
+
+PATCHES = sorted((ROOT / "variants").glob("*.patch"))
+all_patches = pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
+
+
+def load(name: str, path: Path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def variant(tmp_path):
+    """`variant(name)`: the patched script as a module; `train(**changes)` runs it for a moment."""
+
+    def make(name: str):
+        patch = ROOT / "variants" / f"{name}.patch"
+        module = load(f"variant_{name}", patches.patched(patch, tmp_path / "patched"))
+        tiny = SCRIPTS[patches.original_of(patch).removesuffix(".py")].tiny
+
+        def run(**changes) -> Path:
+            return Path(module.train(module.Args(**tiny | changes))["run_dir"]).resolve()
+
+        return module, run
+
+    yield make
+    for name in [name for name in sys.modules if name.startswith("variant_")]:
+        del sys.modules[name]
+
+
+def weights_of(run_dir: Path) -> torch.Tensor:
+    return torch.cat([weight.flatten() for weight in checkpoint_of(run_dir)["agent"].values()])
+
+
+# -- all --
+@all_patches
+def test_a_patch_fits_its_script_and_says_what_it_is(patch, tmp_path):
+    """At the place that it names, without fuzz."""
+    text = patch.read_text()
+    why, _, body = text.partition("\n--- ")
+    assert 60 < len(why) and all(len(line) <= 100 for line in why.splitlines())
+    changed = [line for line in body.splitlines()[2:] if line[0] in "+-"]
+    assert 1 <= len(changed) <= 20
+    script = patches.patched(patch, tmp_path)
+    original = (ROOT / patches.original_of(patch)).read_text().splitlines()
+    left = [line for line in script.read_text().splitlines() if line not in original]
+    assert left == [line[1:] for line in changed if line[0] == "+" and line[1:] not in original]
+    assert max(map(len, script.read_text().splitlines())) <= 100
+
+
+@all_patches
+def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
+    """Three iterations of it and of the original, with the same seed."""
+    small = {"total_timesteps": 192, "num_envs": 4, "num_steps": 16}
+    module, run = variant(patch.stem)
+    if "staggered" in patch.stem:
+        small |= {"env_id": "HalfCheetah-v4", "num_steps": 260, "total_timesteps": 3120}
+    row = SCRIPTS[patches.original_of(patch).removesuffix(".py")]
+    runs = [run(**small)]
+    original = row.module.train(row.module.Args(**row.tiny | small))["run_dir"]
+    runs.append(Path(original).resolve())
+    assert [checkpoint_of(run_dir)["iteration"] for run_dir in runs] == [3, 3]
+    assert not torch.equal(*map(weights_of, runs))
+
+
+def test_every_patch_has_a_row_and_every_row_a_patch():
+    rows = recipes.read_recipes()
+    named = set(rows["script"][rows["script"].str.endswith(".patch")])
+    assert named == {f"variants/{patch.name}" for patch in PATCHES}
+    for _, row in rows[rows["script"].isin(named)].iterrows():
+        assert row["experiment"] == Path(row["script"]).stem
+
+
+def test_a_patch_that_does_not_fit_is_named(tmp_path):
+    patch = tmp_path / "bad.patch"
+    text = (ROOT / "variants" / "spo.patch").read_text()
+    patch.write_text(text.replace("-    pg_loss1", "-    pg_loss9"))
+    with pytest.raises(ValueError, match="bad.patch does not fit ppo_continuous_mujoco.py"):
+        patches.patched(patch, tmp_path / "made")
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_a_patch_is_made_as_the_page_says(tmp_path):
+    """`diff -u` of a changed copy."""
+    source = (ROOT / "ppo.py").read_text()
+    (tmp_path / "my_ppo.py").write_text(source.replace("gamma: float = 0.99", "gamma: float = 0.9"))
+    (tmp_path / "ppo.py").write_text(source)
+    diff = subprocess.run(
+        ["diff", "-u", "ppo.py", "my_ppo.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    (tmp_path / "mine.patch").write_text("A shorter horizon.\n" + diff.stdout)
+    made = patches.patched(tmp_path / "mine.patch", tmp_path / "made")
+    assert made.name == "mine.py" and made.read_text() == (tmp_path / "my_ppo.py").read_text()
+
+
+@pytest.mark.e2e
+def test_variant_sh_trains_both_and_reports_them(tmp_path):
+    """Tiny runs; what is done is not done again."""
+    import shutil
+
+    for name in ("benchmark", "variants"):
+        leave = shutil.ignore_patterns("results", "figures")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=leave)
+    shutil.copy(ROOT / "ppo_continuous_mujoco.py", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    variables = {"PYTHON": sys.executable, "ENVS": "InvertedPendulum-v4", "SEEDS": "1 2"}
+    variables |= {"STEPS": "4096", "FLAGS": "--no-compile --eval-episodes 0"}
+    command = ["bash", "benchmark/variant.sh", "spo"]
+    how = {"cwd": tmp_path, "env": os.environ | variables, "capture_output": True, "text": True}
+    done = subprocess.run(command, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = tmp_path / "benchmark" / "results" / "variants" / "InvertedPendulum-v4"
+    names = {"baseline__1.csv", "baseline__2.csv", "spo__1.csv", "spo__2.csv"}
+    assert {path.name for path in made.iterdir()} == names
+    assert "| `spo` | SPO's penalty instead of the clip | 2 |" in done.stdout
+    again = subprocess.run(command, **how)
+    assert again.stdout.count("have ") == 4 and "run  " not in again.stdout
+
+
+# -- one by one --
+def test_staggered_environments_begin_at_other_ages(variant):
+    """HalfCheetah never falls: its first episodes end at the limit, which comes sooner."""
+    _, run = variant("staggered_resets")
+    first = {"env_id": "HalfCheetah-v4", "num_envs": 4, "num_steps": 800, "update_epochs": 1}
+    run_dir = run(**first, total_timesteps=3200)
+    assert [length for _, _, length in episodes_of(run_dir)] == [250, 500, 750]
+
+
+def test_staggered_ages_survive_a_checkpoint(variant):
+    module, run = variant("staggered_resets")
+    run_dir = run(env_id="HalfCheetah-v4", num_steps=100, total_timesteps=400)
+    states = checkpoint_of(run_dir)["envs"]
+    assert [state["elapsed_steps"] for state in states] == [200, 700]
+
+
+def test_adams_count_begins_anew(variant):
+    """Four minibatches an iteration, of four iterations."""
+    _, run = variant("adam_reset")
+    (state,) = checkpoint_of(run())["optimizer"]["state"].values()
+    assert state["step"] == TINY["num_minibatches"] * TINY["update_epochs"]
+    assert state["exp_avg"].norm() > 0
+
+
+@pytest.mark.parametrize("advantage", [2.0, -3.0])
+def test_spo_has_its_minimum_at_the_edge_of_the_clip_range(advantage, variant):
+    """At a ratio of 1.2 where the advantage is positive, of 0.8 where it is not."""
+    module, _ = variant("spo")
+    ratios = torch.linspace(0.5, 1.5, 1001, dtype=torch.float64)
+    args = module.Args(norm_adv=False)
+    zero = torch.zeros(1, dtype=torch.float64)
+    mb = {"advantages": zero + advantage, "logprobs": zero, "returns": zero, "values": zero}
+    losses = [module.ppo_loss(x.log()[None], zero, zero, mb, 0.2, args)[0].item() for x in ratios]
+    best = ratios[int(np.argmin(losses))].item()
+    assert best == pytest.approx(1.2 if advantage > 0 else 0.8, abs=1e-3)
+    expected = [abs(advantage) / 0.4 * (r - 1) ** 2 - r * advantage for r in ratios.tolist()]
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+
+
+def test_weights_decay(variant):
+    _, run = variant("weight_decay")
+    (group,) = checkpoint_of(run())["optimizer"]["param_groups"]
+    assert group["weight_decay"] == 1e-6
+
+
+def test_the_rate_is_half_a_cosine(variant):
+    _, run = variant("cosine_annealing")
+    logged = [rate for _, rate in scalars_of(run(learning_rate=0.1))["charts/learning_rate"]]
+    expected = [0.1 * (1 + math.cos(math.pi * i / 4)) / 2 for i in range(4)]
+    assert logged == pytest.approx(expected)
+
+
+LSTM = {"env_id": "CartPole-v1", "mask_velocity": True, "num_envs": 2}
+
+
+def test_lstm_states_of_the_variants(variant, monkeypatch):
+    """What the rollouts begin with, and where sequences are cut in training."""
+    seen = {}
+    for name in ("lstm_empty_rollouts", "lstm_no_reset", "lstm_stale_start"):
+        module, run = variant(name)
+        calls, split = [], module.split_episodes
+
+        def watched(valid, mb_envs, state, split=split, calls=calls):
+            result = split(valid, mb_envs, state)
+            calls.append((valid.clone(), state.clone(), result[-1].clone()))
+            return result
+
+        monkeypatch.setattr(module, "split_episodes", watched)
+        run(**LSTM)
+        seen[name] = calls
+    before = {n: torch.stack([state.abs().sum() for _, state, _ in c]) for n, c in seen.items()}
+    cuts = {n: sum((~valid).sum().item() for valid, _, _ in c) for n, c in seen.items()}
+    starts = {n: sum(start.abs().sum().item() for *_, start in c) for n, c in seen.items()}
+    assert before["lstm_empty_rollouts"].sum() == 0 < before["lstm_stale_start"].sum()
+    assert cuts["lstm_no_reset"] == 0 < cuts["lstm_stale_start"]
+    assert starts["lstm_stale_start"] == 0 < starts["lstm_no_reset"]
+
+
+def test_json_of_the_config_names_the_patched_script(variant, monkeypatch):
+    """By which results files tell a variant from its original."""
+    module, run = variant("spo")
+    monkeypatch.setattr(sys, "argv", [module.__file__, "--seed", "1"])
+    run_dir = run(total_timesteps=64)
+    config = json.loads((run_dir / "config.json").read_text())
+    assert Path(config["command"].split()[0]).stem == "spo" and (run_dir / "spo.py").is_file()

@@ -1,0 +1,818 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2", "numpy>=1.26",
+#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
+# ///
+"""TRPO for continuous control: ppo_continuous_mujoco.py with a trust region instead of the clip.
+
+Run:     uv run trpo_continuous_mujoco.py --env-id HalfCheetah-v4
+Look:    tensorboard --logdir runs
+Expect:  EXPECT
+Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the step
+         of the policy alone: [S05] to [S08], as in baselines/trpo_mpi. The rest is plumbing.
+Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
+         an observation has O numbers, an action has A; the policy has P parameters.
+"""
+
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from functools import partial, reduce
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from torch.distributions import Normal, TanhTransform, kl_divergence
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    # -- experiment --
+    exp_name: str = Path(__file__).stem  # part of the run directory's name
+    seed: int = 1  # random seed of networks, actions, minibatches and environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "ppo"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
+    capture_video: bool = False  # record videos of the first environment and of the evaluation
+
+    # -- algorithm --
+    env_id: str = "HalfCheetah-v4"  # id of the environment, or module:id
+    total_timesteps: int = 1_000_000  # environment steps in all; only whole batches are collected
+    learning_rate: float = 3e-4  # learning rate of Adam, which fits the value
+    num_envs: int = 1  # environments stepped together [C01]
+    num_steps: int = 2048  # steps of each environment in a rollout
+    anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 32  # minibatches of an epoch [C06]
+    update_epochs: int = 10  # passes over a rollout to fit the value
+    norm_adv: bool = True  # normalize the advantages of a rollout [C07]
+    clip_coef: float = 0.2  # how far the value may move, if clip_vloss [C09]
+    clip_vloss: bool = True  # clip the value loss [C09]
+    ent_coef: float = 0.0  # weight of the entropy bonus [C10]
+    max_grad_norm: float = 0.5  # largest norm of the value's gradient; 0 disables clipping [C11]
+    max_kl: float = 0.01  # largest mean KL divergence of a policy step [S07]
+    max_kl_final: float | None = None  # move max_kl linearly to this until the end [S08]
+
+    # -- details --
+    cg_steps: int = 10  # steps of conjugate gradient [S05]
+    cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix [S06]
+    fisher_every: int = 5  # the Fisher matrix is that of every n-th sample of a rollout [S06]
+    line_search_steps: int = 10  # policy steps tried, each half as long as the one before [S07]
+    adam_eps: float = 1e-5  # epsilon of Adam [C03]
+    ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
+    activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
+    init_log_std: float = 0.0  # initial log standard deviation of the policy [M02]
+    clip_actions: bool = True  # clip actions to the bounds of the action space [M05]
+    squash_actions: bool = False  # squash actions into the bounds with tanh instead [S03]
+    scale_actions: bool = False  # map actions from [-1, 1] to the bounds [S04]
+    norm_obs: bool = True  # normalize observations by their running mean and variance [M06]
+    clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
+    norm_reward: bool = True  # divide rewards by the standard deviation of the return [M08]
+    clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
+    bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
+
+    # -- run --
+    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or in their own
+    compile: bool = True  # compile the update; it runs eagerly where that fails
+    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
+    resume: str | None = None  # continue the run in this directory, with its configuration
+    evaluate: str | None = None  # play the agent in this directory instead of training
+    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+# -- normalizers --
+class RunningMeanStd(NamedTuple):
+    """Running mean and variance in float64 (baselines/common/running_mean_std.py)."""
+
+    mean: np.ndarray
+    var: np.ndarray
+    count: float = 1e-4
+
+    def update(self, x: np.ndarray) -> "RunningMeanStd":
+        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
+        n, total = len(x), self.count + len(x)
+        x = np.asarray(x, np.float64)
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        delta = mean - self.mean
+        spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
+
+
+def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.ndarray:
+    """Observations (n, O) -> inputs of the networks (baselines/common/vec_env/vec_normalize.py)."""
+    if args.norm_obs:  # [M06] observation normalization
+        obs = (obs - obs_rms.mean) / np.sqrt(obs_rms.var + 1e-8)
+        if args.clip_obs:  # [M07] observation clipping
+            obs = obs.clip(-args.clip_obs, args.clip_obs)
+    return obs.astype(np.float32)
+
+
+def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
+    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
+    if args.norm_reward:  # [M08] reward scaling
+        reward = reward / np.sqrt(return_rms.var + 1e-8)
+        if args.clip_reward:  # [M09] reward clipping
+            reward = reward.clip(-args.clip_reward, args.clip_reward)
+    return reward
+
+
+# -- agent --
+def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
+    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Gaussian policy and value function of a vector: two networks, two layers of 64 units each."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Box, args: Args):
+        super().__init__()
+        activation = {"tanh": nn.Tanh, "relu": nn.ReLU}[args.activation]
+
+        def trunk() -> list[nn.Module]:
+            first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
+            second = layer_init(nn.Linear(64, 64), 2**0.5, args)
+            return [first, activation(), second, activation()]
+
+        actor_trunk = trunk()
+        critic_trunk = trunk()  # [M04] separate, or fitting the value would move the policy
+        A = action_space.shape[0]
+        self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
+        log_std = torch.full((A,), args.init_log_std)
+        self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
+        self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
+        self.args = args
+        self.low, self.high = action_space.low, action_space.high  # (A,)
+        half = torch.as_tensor((self.high - self.low) / 2)
+        self.register_buffer("half_range", half.float(), persistent=False)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What the trust region holds, P numbers; the value's are fitted without one."""
+        return [self.actor_logstd, *self.actor_mean.parameters()]
+
+    def draw_noise(self, *shape: int) -> torch.Tensor:
+        """What makes `act` sample: normal noise (*shape, A), drawn once a rollout to save time."""
+        return torch.randn(*shape, len(self.actor_logstd))
+
+    def get_policy(self, obs: torch.Tensor) -> Normal:
+        """The distribution of actions (n, A), before `env_action`, at observations (n, O)."""
+        mean = self.actor_mean(obs)
+        std = self.actor_logstd.exp().expand_as(mean)
+        return Normal(mean, std, validate_args=False)  # [M01] normal distributions
+
+    @torch.no_grad()
+    def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """Actions (n, A) at observations (n, O): samples, or the means if noise is 0."""
+        policy = self.get_policy(obs)
+        return policy.mean + policy.stddev * noise
+
+    def env_action(self, action: np.ndarray) -> np.ndarray:
+        """What the environment gets for sampled actions (n, A); the sampled ones are stored."""
+        if self.args.squash_actions:
+            action = np.tanh(action)
+        if self.args.squash_actions or self.args.scale_actions:  # [S04] scaled actions
+            action = self.low + (action + 1) / 2 * (self.high - self.low)
+        if self.args.clip_actions:  # [M05] action clipping
+            action = action.clip(self.low, self.high)
+        return action
+
+    def get_value(self, obs: torch.Tensor) -> torch.Tensor:
+        """V of observations (n, O) -> (n,)."""
+        return self.critic(obs).squeeze(-1)
+
+    def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, noise: torch.Tensor):
+        """Log-probability, entropy and value, each (n,), of actions (n, A) at observations (n, O).
+
+        The entropy of a squashed policy has no closed form: the noise (n, A) makes a sample of it.
+        """
+        policy = self.get_policy(obs)
+        logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
+        entropy = policy.entropy().sum(-1)
+        if self.args.squash_actions:  # [S03] squashed actions
+            logprob = logprob - self.squash_log_det(actions)
+            entropy = entropy + self.squash_log_det(policy.mean + policy.stddev * noise)
+        return logprob, entropy, self.get_value(obs)
+
+    def squash_log_det(self, action: torch.Tensor) -> torch.Tensor:
+        """log |d env_action / d action| of a squashed policy, (n, A) -> (n,)."""
+        log_slope = TanhTransform().log_abs_det_jacobian(action, None)
+        return (self.half_range.log() + log_slope).sum(-1)
+
+
+# -- advantages and loss --
+def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
+    """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
+
+    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
+    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    """
+    delta = rewards + gamma * next_values * (1 - terminations) - values
+    decay = gamma * gae_lambda * (1 - dones)
+    advantages = np.zeros_like(delta)
+    lastgaelam = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        lastgaelam = delta[t] + decay[t] * lastgaelam  # [C05] GAE
+        advantages[t] = lastgaelam
+    return advantages
+
+
+def trpo_loss(agent: Agent, old_policy: Normal, batch: dict, args: Args):
+    """TRPO's loss () and its diagnostics on a whole batch (baselines/trpo_mpi/trpo_mpi.py).
+
+    old_policy: the distribution (B, A) of the rollout. batch: (B, ...) tensors of the rollout.
+    """
+    newlogprob, entropy, _ = agent.evaluate_actions(batch["obs"], batch["actions"], batch["noise"])
+    advantages = batch["advantages"]
+    if args.norm_adv:  # [C07] advantage normalization, of the batch
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+    logratio = newlogprob - batch["logprobs"]
+    pg_loss = -(advantages * logratio.exp()).mean()  # ~[C08] the trust region bounds the step
+    kl = kl_divergence(old_policy, agent.get_policy(batch["obs"])).sum(-1).mean()
+    entropy = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy  # [C10] overall loss, without the value's
+    stats = {  # [C12] debug variables
+        "policy_loss": pg_loss,
+        "entropy": entropy,
+        "old_approx_kl": -logratio.mean(),  # k1 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": kl,  # exact
+    }
+    return loss, {name: stat.detach() for name, stat in stats.items()}
+
+
+def flatten(tensors) -> torch.Tensor:
+    """All numbers of the tensors as one vector."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: torch.Tensor):
+    """(F + damping) v; F (P, P), never made, is the policy's Fisher matrix at obs (n, O)."""
+    policy = agent.get_policy(obs)
+    fixed = Normal(policy.mean.detach(), policy.stddev.detach(), validate_args=False)
+    kl = kl_divergence(fixed, policy).sum(-1).mean()  # 2nd derivative: F (arXiv:1502.05477, C)
+    params = agent.policy_parameters()
+    grad = flatten(torch.autograd.grad(kl, params, create_graph=True))
+    product = flatten(torch.autograd.grad(grad @ vector, params))
+    return product + args.cg_damping * vector  # [S06] damped Fisher-vector product
+
+
+def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
+    """x (P,) with product(x) = b, but for what is left after so many steps (common/cg.py)."""
+    x = torch.zeros_like(b)
+    residual, direction = b.clone(), b.clone()
+    squares = residual @ residual
+    for _ in range(steps):
+        if squares < 1e-10:  # as in baselines
+            break
+        moved = product(direction)
+        alpha = squares / (direction @ moved)
+        x += alpha * direction
+        residual -= alpha * moved
+        before, squares = squares, residual @ residual
+        direction = residual + squares / before * direction
+    return x
+
+
+@torch.no_grad()
+def line_search(agent: Agent, params, step, old_policy: Normal, batch: dict, max_kl, args: Args):
+    """Move params (P,) by the first of step, step / 2, ... that is accepted; its diagnostics."""
+    start = params.clone()
+    old_loss, old_stats = trpo_loss(agent, old_policy, batch, args)
+    for i in range(args.line_search_steps):
+        params.copy_(start + 0.5**i * step)
+        loss, stats = trpo_loss(agent, old_policy, batch, args)
+        if loss < old_loss and stats["approx_kl"] <= max_kl:  # [S07] line search; false with NaN
+            return stats | {"step_fraction": torch.tensor(0.5**i)}
+    params.copy_(start)
+    return old_stats | {"step_fraction": torch.tensor(0.0)}
+
+
+def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
+    """The loss () of newvalue (M,), fitted to the returns of a minibatch (M,) of the rollout."""
+    v_loss = (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:  # [C09] value-loss clipping
+        v_clipped = newvalue.clamp(mb["values"] - args.clip_coef, mb["values"] + args.clip_coef)
+        v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
+    return 0.5 * v_loss.mean()
+
+
+def loss_and_grad(agent: Agent, batch: dict, mb_inds, args: Args):
+    """Gradient of the value's loss on samples mb_inds (M,), diagnostics: what is compiled."""
+    mb = {name: b[mb_inds] for name, b in batch.items()}
+    v_loss = value_loss(agent.get_value(mb["obs"]), mb, args)
+    grad = flatten(torch.autograd.grad(v_loss, list(agent.critic.parameters())))
+    norm = grad.norm()
+    if args.max_grad_norm:  # [C11] global gradient clipping
+        grad = grad * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1)
+    return grad, {"value_loss": v_loss.detach(), "grad_norm": norm}
+
+
+def train(args: Args) -> dict:
+    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
+    device = torch.device("cuda" if args.cuda else "cpu")
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_dir = Path(args.resume or f"runs/{run_name}")
+
+    envs = make_envs(args, run_dir)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device)
+    params = flatten(agent.policy_parameters()).detach()  # (P,)
+    nn.utils.vector_to_parameters(params, agent.policy_parameters())  # which become views of it
+    value_params = flatten(agent.critic.parameters()).detach()
+    nn.utils.vector_to_parameters(value_params, agent.critic.parameters())
+    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
+    optimizer = torch.optim.Adam([value_params], lr=lr, eps=eps, fused=True)
+    obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+
+    # A rollout
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
+    actions = np.zeros((T, N, *action_space.shape), np.float32)  # as sampled, not clipped
+    rewards = np.zeros((T, N), np.float32)  # normalized
+    following_obs = np.zeros_like(obs)  # what step t led to, before any reset
+    terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
+    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
+
+    # State carried between iterations and saved in checkpoints
+    start_iteration = 1
+    global_step = 0
+    seconds = 0.0  # of training before this process
+    recent_returns = deque(maxlen=100)
+    discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
+    raw_obs, _ = envs.reset(seed=args.seed)
+    obs_rms = obs_rms.update(raw_obs)
+    next_obs = normalize_obs(obs_rms, raw_obs, args)
+    if checkpoint:
+        load_weights(agent, checkpoint)
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+        obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
+        return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
+        start_iteration = checkpoint["iteration"] + 1
+        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        global_step = checkpoint["global_step"]
+        seconds = checkpoint["seconds"]
+        recent_returns.extend(checkpoint["recent_returns"])
+        if restore_envs(envs, checkpoint["envs"]):
+            carried = (x.numpy() for x in checkpoint["carried"])
+            next_obs, discounted_return, episodic_return, episodic_length = carried
+        else:  # new episodes, and not those of the first iteration again
+            raw_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
+            next_obs = normalize_obs(obs_rms, raw_obs, args)
+
+    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
+    start_time = time.time() - seconds
+    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
+    for iteration in range(start_iteration, args.num_iterations + 1):
+        frac = 1 - (iteration - 1) / args.num_iterations
+        if args.anneal_lr:  # [C04] learning-rate annealing
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+        last_kl = args.max_kl_final or args.max_kl
+        max_kl = frac * args.max_kl + (1 - frac) * last_kl  # [S08] KL-limit annealing
+
+        # -- rollout --
+        rollout_start = time.time()
+        policy = numpy_policy(agent.actor_mean)
+        noise = agent.draw_noise(T, N).to(device)
+        deviations = (agent.actor_logstd.detach().exp() * noise).cpu().numpy()  # (T, N, A)
+        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
+            obs[t] = next_obs
+            actions[t] = policy(next_obs) + deviations[t]
+            env_action = agent.env_action(actions[t])
+            raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
+            terminations[t] = terminated
+            dones[t] = np.logical_or(terminated, truncated)
+            obs_rms = obs_rms.update(raw_obs)  # statistics first, then scaling, as in baselines
+            next_obs = normalize_obs(obs_rms, raw_obs, args)
+            discounted_return = args.gamma * discounted_return + reward
+            return_rms = return_rms.update(discounted_return)
+            rewards[t] = normalize_reward(return_rms, reward, args)
+            following_obs[t] = next_obs
+
+            global_step += N
+            episodic_return += reward
+            episodic_length += 1
+            for n in np.flatnonzero(dones[t]):  # next_obs[n] is of a new episode already
+                following_obs[t, n] = normalize_obs(obs_rms, infos["final_obs"][n], args)
+                recent_returns.append(float(episodic_return[n]))
+                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
+                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
+                at = time.time() - start_time
+                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                print(row, file=episodes)
+                discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
+        played = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
+        same = np.allclose(actions[-1], played, rtol=1e-3, atol=1e-4, equal_nan=True)
+        require(same, "numpy_policy played another policy than Agent.get_policy")
+
+        # -- advantages --
+        update_start = time.time()
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
+        b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
+        b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
+        b_noise = noise.flatten(0, 1)  # (B, A)
+        with torch.no_grad():  # one pass instead of T: the weights have not changed since
+            b_policy = agent.get_policy(b_obs)  # (B, A)
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_noise)  # (B,)
+            b_next_values = agent.get_value(b_following_obs)  # (B,)
+        values = b_values.view(T, N).cpu().numpy()
+        next_values = b_next_values.view(T, N).cpu().numpy()
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
+
+        # -- update --
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
+        batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
+        batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "noise": b_noise}
+        loss, _ = trpo_loss(agent, b_policy, batch, args)
+        gradient = flatten(torch.autograd.grad(loss, agent.policy_parameters()))  # (P,)
+        fisher = partial(fisher_vector_product, agent, b_obs[:: args.fisher_every], args)
+        direction = conjugate_gradient(fisher, -gradient, args.cg_steps)  # [S05] natural gradient
+        step = direction * (2 * max_kl / (direction @ fisher(direction))).sqrt()  # KL: max_kl
+        policy_stats = line_search(agent, params, step, b_policy, batch, max_kl, args)
+        if iteration == start_iteration:
+            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = (agent, batch, example, args)
+            update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
+        metrics = []  # a dict of scalar tensors for each minibatch
+        for epoch in range(args.update_epochs):
+            b_inds = torch.randperm(args.batch_size).to(device)
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+                value_params.grad, stats = update(agent, batch, mb_inds, args)
+                optimizer.step()
+                metrics.append(policy_stats | {name: x.clone() for name, x in stats.items()})
+
+        # -- log --
+        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
+        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
+        finite = all(map(math.isfinite, scalars.values()))
+        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
+        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
+        explained = 1 - b_advantages.var() / batch["returns"].var()
+        scalars["losses/explained_variance"] = explained.item()
+        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+        now = time.time()
+        scalars["charts/SPS"] = global_step / (now - start_time)
+        scalars["time/rollout"] = update_start - rollout_start
+        scalars["time/update"] = now - update_start
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, global_step)
+        mean_return = float(np.mean(recent_returns or [math.nan]))
+        kl = scalars["losses/approx_kl"]
+        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
+        bar.update(args.batch_size)
+
+        # -- checkpoint --
+        if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
+            last_checkpoint = now
+            writer.flush()
+            carried = (next_obs, discounted_return, episodic_return, episodic_length)
+            state = {
+                "args": asdict(args),
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "obs_rms": [torch.as_tensor(x, dtype=torch.float64) for x in obs_rms],
+                "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
+                "rng": torch.get_rng_state(),
+                "iteration": iteration,
+                "global_step": global_step,
+                "seconds": now - start_time,
+                "recent_returns": list(recent_returns),
+                "envs": env_states(envs),
+                "carried": [torch.from_numpy(array) for array in carried],
+                "episodes_size": episodes.tell(),
+            }
+            save_checkpoint(run_dir, state)
+
+    for closable in (bar, envs, episodes):
+        closable.close()
+    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
+    if args.eval_episodes:
+        result["eval_returns"] = evaluate(args, run_dir)
+        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
+    writer.close()
+    return result
+
+
+# ================ plumbing: nothing below is part of the algorithm ================
+
+
+class UserError(Exception):
+    """Something that the user can fix; `main` prints it as one line."""
+
+
+def require(condition, message: str) -> None:
+    """Stop with one line unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    args = tyro.cli(Args, args=argv)
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        checkpoint = load_checkpoint(run_dir)
+        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
+        args = tyro.cli(Args, args=argv, default=stored)
+        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+        free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
+        annealed = stored.anneal_lr or stored.max_kl_final
+        if not annealed and args.total_timesteps > stored.total_timesteps:
+            free.append("total_timesteps")
+        old, new = asdict(stored), asdict(args)
+        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    check_args(args)
+    return args
+
+
+def check_args(args: Args) -> None:
+    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    may_be_0 = "seed gamma gae_lambda ent_coef cg_damping max_grad_norm checkpoint_seconds".split()
+    may_be_0 += ["eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
+    for name, value in asdict(args).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            flag = f"--{name.replace('_', '-')} ({value})"
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
+            low = -high if name == "init_log_std" else 0
+            require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
+    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    even = args.batch_size % args.num_minibatches == 0
+    require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
+    require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    if not args.evaluate:
+        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        found = not args.track or find_spec("wandb")
+        require(found, "--track needs wandb (uv run --with wandb ...)")
+
+
+def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
+    """One environment, which records videos on RecordVideo's schedule if it has a directory."""
+    try:
+        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
+        if video_dir:
+            follow_robot(env)
+            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"--env-id ({args.env_id}): {error}") from error
+    for space in (env.observation_space, env.action_space):
+        vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+        require(vector, f"{args.env_id} has the space {space}; this script needs vectors (Box)")
+    bounded = env.action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
+    require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
+    return env
+
+
+def follow_robot(env: gym.Env) -> None:
+    """Let MuJoCo's camera track the robot, and see that it renders here."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
+    try:
+        env.reset()
+        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
+            camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+            renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
+        env.render()
+    except Exception as error:  # every renderer fails in its own way
+        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
+
+
+def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    video_dir = run_dir / f"videos_{int(time.time())}" if args.capture_video else None
+    makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
+    backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return backends[args.env_backend](makers, copy=False, autoreset_mode=same_step)
+
+
+def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
+    """The exact state of Gymnasium's MuJoCo environments in this process; None for others.
+
+    Besides MuJoCo's integration state, Ant and Humanoid read body positions of the last step.
+    """
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    states = []
+    for env in getattr(envs, "envs", []):
+        exact = type(env.unwrapped).__module__.startswith("gymnasium.envs.mujoco")
+        if not exact or not env.has_wrapper_attr("_elapsed_steps"):
+            return None
+        model, data = env.unwrapped.model, env.unwrapped.data
+        integration = np.empty(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, data, integration, kind)
+        state = {"integration": torch.from_numpy(integration)}
+        state |= {"xpos": torch.tensor(data.xpos), "xipos": torch.tensor(data.xipos)}
+        state["rng"] = env.unwrapped.np_random.bit_generator.state
+        state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
+        states.append(state)
+    return states or None
+
+
+def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
+    """Put the states back; False if there are none."""
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    for env, state in zip(getattr(envs, "envs", []), states or []):
+        model, data = env.unwrapped.model, env.unwrapped.data
+        mujoco.mj_setState(model, data, state["integration"].numpy(), kind)
+        data.xpos[:] = state["xpos"].numpy()
+        data.xipos[:] = state["xipos"].numpy()
+        env.unwrapped.np_random.bit_generator.state = state["rng"]
+        env.set_wrapper_attr("_elapsed_steps", state["elapsed_steps"])
+    return states is not None
+
+
+def numpy_policy(network: nn.Sequential):
+    """The network as a function of NumPy arrays: for one vector, a fifth of torch's time."""
+    known = {nn.Tanh: np.tanh, nn.ReLU: lambda x: np.maximum(x, 0)}
+    layers = []
+    for module in network:
+        if type(module) is nn.Linear and module.bias is not None:
+            weight, bias = (p.detach().cpu().numpy() for p in module.parameters())
+            layers.append(lambda x, weight=weight.T, bias=bias: x @ weight + bias)
+        else:
+            require(type(module) in known, f"numpy_policy does not know {module}: teach it")
+            layers.append(known[type(module)])
+    return lambda x: reduce(lambda x, layer: layer(x), layers, x)
+
+
+def compiled(function, device: torch.device, example: tuple):
+    """The function as one graph, or as it is if its first call, with these arguments, fails."""
+    print("compiling takes up to a minute (--no-compile does without)", flush=True)
+    torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
+    options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
+    try:
+        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+        graph(*example)
+    except Exception as error:  # no compiler, no Python headers, no Triton, an old card
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        return function
+    return graph
+
+
+def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
+    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if checkpoint is None:
+        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
+            json.dump(provenance(args), file, indent=2)
+        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
+    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    if checkpoint:
+        episodes.truncate(checkpoint["episodes_size"])
+        episodes.seek(0, os.SEEK_END)
+    else:
+        print("step,return,length,seconds", file=episodes)
+    if args.track:
+        import wandb
+
+        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
+        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
+        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+    device = torch.cuda.get_device_name() if args.cuda else "CPU"
+    again = "uv run" if "UV" in os.environ else "python"
+    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
+    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
+    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
+    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
+    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
+
+
+def provenance(args: Args) -> dict:
+    """What it takes to repeat the run."""
+    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
+    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
+    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
+    versions = {name: version(name) for name in ("torch", "gymnasium", "mujoco", "numpy")}
+    hardware = [cpu, f"{os.cpu_count()} cores"]
+    hardware += [torch.cuda.get_device_name()] if args.cuda else []
+    return {
+        "args": asdict(args),
+        "command": shlex.join(sys.argv),
+        "commit": commit,
+        "versions": {"python": platform.python_version()} | versions,
+        "hardware": ", ".join(hardware),
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def save_checkpoint(run_dir: Path, state: dict) -> None:
+    """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
+    try:
+        with open(run_dir / "checkpoint.tmp", "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+        raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
+    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """Read a checkpoint; only tensors and plain values are accepted, so nothing in it can run."""
+    path = Path(run_dir) / "checkpoint.pt"
+    require(path.is_file(), f"there is no checkpoint at {path}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
+    except Exception as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
+    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
+    return checkpoint
+
+
+def load_weights(agent: Agent, checkpoint: dict) -> None:
+    """The weights of a checkpoint, if it is of an environment of this shape."""
+    try:
+        agent.load_state_dict(checkpoint["agent"])
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+
+
+def evaluate(args: Args, run_dir: Path) -> list[float]:
+    """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
+    env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
+    agent = Agent(env.observation_space, env.action_space, args)
+    checkpoint = load_checkpoint(run_dir)
+    load_weights(agent, checkpoint)
+    obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
+    torch.manual_seed(args.seed)
+    returns = np.zeros(args.eval_episodes)
+    for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
+        obs, _ = env.reset(seed=1_000_000 + episode)  # not the seeds of training
+        done = False
+        while not done:
+            noise = agent.draw_noise(1)
+            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
+            action = agent.act(torch.from_numpy(normalize_obs(obs_rms, obs[None], args)), noise)
+            env_action = agent.env_action(action[0].numpy())
+            obs, reward, terminated, truncated, _ = env.step(env_action)
+            returns[episode] += reward
+            done = terminated or truncated
+    env.close()
+    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
+    return returns.tolist()
+
+
+def main() -> None:
+    try:
+        args = parse_args()
+        if args.evaluate:
+            evaluate(args, Path(args.evaluate))
+        else:
+            train(args)
+    except KeyboardInterrupt:
+        sys.exit("stopped")
+    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
+        sys.exit(f"error: {' '.join(str(error).split())}")
+
+
+if __name__ == "__main__":
+    main()
