@@ -77,6 +77,8 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
     module, run = variant(patch.stem)
     if "staggered" in patch.stem:
         small |= {"env_id": "HalfCheetah-v4", "num_steps": 260, "total_timesteps": 3120}
+    if patch.stem == "two_masks":
+        small |= {"env_id": "MicrortsRandomEnemyShapedReward3-v1"}
     row = SCRIPTS[patches.original_of(patch).removesuffix(".py")]
     runs = [run(**small)]
     original = row.module.train(row.module.Args(**row.tiny | small))["run_dir"]
@@ -225,3 +227,16 @@ def test_json_of_the_config_names_the_patched_script(variant, monkeypatch):
     run_dir = run(total_timesteps=64)
     config = json.loads((run_dir / "config.json").read_text())
     assert Path(config["command"].split()[0]).stem == "spo" and (run_dir / "spo.py").is_file()
+
+
+def test_two_masks_are_those_of_the_acting_cell_and_of_the_attacked_one(variant):
+    module, _ = variant("two_masks")
+    args = module.Args(env_id="MicrortsRandomEnemyShapedReward3-v1", num_envs=1)
+    original = SCRIPTS["ppo_multidiscrete"].module
+    (ours,), (theirs,) = (
+        script.MicroRTS(args).reset(seed=1)[1]["action_mask"] for script in (original, module)
+    )
+    waiting = ours[:, 0]
+    assert waiting.any() and (theirs[:, 0] == waiting).all()
+    assert theirs[waiting, 1:-49].all() and not ours[waiting, 1:-49].all()
+    assert (theirs[:, -49:] == ours[:, -49:]).all() and not theirs[~waiting].any()
