@@ -5,13 +5,13 @@
 # The steps run on after this call returns, so call it again until it says that all is done (exit code 0; 1: something
 # failed; 3: something runs). What is done is not done again, what failed is.
 #   --only STEP  one step of the plan, or one kind: tests, speed, curves
-#   --out DIR    where a copy of what is worth keeping goes: results, checkpoints, log, which steps are done. A machine that
-#                has nothing of this yet begins with what lies there (--from DIR: what lies in another place)
+#   --out DIR    where a copy of what is worth keeping goes: results, checkpoints, log, which steps are done. A machine
+#                that has nothing of this yet begins with what lies there (--from DIR: with what lies in another place)
 #   --rehearse   everything here and now on the CPU, with tiny sizes, in a copy of the project under .gpu/rehearsal
 #   LIMIT        of this call in seconds (570)
 #   PYTHON       one with torch for this GPU (python3)
 #   WHEELS       directory of wheels for what this Python lacks (.whl); they are installed without a network
-#   PEERS        directory with cleanrl/, leanrl/ and .whl/, wheels of what they need (peer); what is not there is skipped
+#   PEERS        directory with cleanrl/, leanrl/ and .whl/, wheels of what they need (peer); the absent are skipped
 #   PAIRS        of a measurement of speed (2)
 #   SEEDS        of the curves (1)
 #   WORKERS      curves side by side (1)
@@ -29,18 +29,18 @@ export SEEDS=${SEEDS:-1} COMMIT=${COMMIT:-}
 plan() { # NAME, seconds at most, and what to do
     cat << 'END'
 tests                          900  cuda_tests
-speed/ppo_atari                240  alone ppo_atari.py Breakout-v5 204800
-speed/ppo_procgen              240  alone ppo_procgen.py starpilot 327680
-speed/ppg_procgen              300  alone ppg_procgen.py starpilot 163840 --n-iteration 1
-speed/ppo_lstm                 240  alone ppo_lstm.py Breakout-v5 102400
+speed/atari                    240  alone ppo_atari.py Breakout-v5 204800
+speed/procgen                  240  alone ppo_procgen.py starpilot 327680
+speed/ppg                      300  alone ppg_procgen.py starpilot 163840 --n-iteration 1
+speed/lstm                     240  alone ppo_lstm.py Breakout-v5 102400
 speed/mujoco                   240  alone ppo_continuous_mujoco.py HalfCheetah-v4 204800
 speed/ppo                      240  alone ppo.py CartPole-v1 102400
-speed/ppo_multidiscrete        240  alone ppo_multidiscrete.py MicrortsMining-v1 204800
-speed/ppo_atari_cleanrl        900  pair cleanrl/cleanrl/ppo_atari_envpool.py cleanrl_ppo_atari_envpool.py speed/ppo_atari
-speed/ppo_atari_leanrl         900  pair leanrl/leanrl/ppo_atari_envpool_torchcompile.py leanrl.py speed/ppo_atari
-speed/ppo_procgen_cleanrl      900  pair cleanrl/cleanrl/ppo_procgen.py - speed/ppo_procgen
-speed/ppg_procgen_cleanrl      900  pair cleanrl/cleanrl/ppg_procgen.py - speed/ppg_procgen
-speed/ppo_lstm_cleanrl         900  pair cleanrl/cleanrl/ppo_atari_lstm.py cleanrl_ppo_atari_lstm.py speed/ppo_lstm
+speed/multidiscrete            240  alone ppo_multidiscrete.py MicrortsMining-v1 204800
+speed/atari_cleanrl        900  pair cleanrl/cleanrl/ppo_atari_envpool.py cleanrl_ppo_atari_envpool.py speed/atari
+speed/atari_leanrl         900  pair leanrl/leanrl/ppo_atari_envpool_torchcompile.py leanrl.py speed/atari
+speed/procgen_cleanrl      900  pair cleanrl/cleanrl/ppo_procgen.py - speed/procgen
+speed/ppg_cleanrl      900  pair cleanrl/cleanrl/ppg_procgen.py - speed/ppg
+speed/lstm_cleanrl         900  pair cleanrl/cleanrl/ppo_atari_lstm.py cleanrl_ppo_atari_lstm.py speed/lstm
 speed/mujoco_cleanrl           900  pair cleanrl/cleanrl/ppo_continuous_action.py - speed/mujoco
 speed/mujoco_leanrl            900  pair leanrl/leanrl/ppo_continuous_action_torchcompile.py leanrl.py speed/mujoco
 speed/ppo_cleanrl              900  pair cleanrl/cleanrl/ppo.py - speed/ppo
@@ -243,7 +243,8 @@ follow() { # start a worker if there is none, show its log, keep what it makes; 
 rehearse() { # the same in a copy of the project, on the CPU
     local copy=$home/rehearsal
     mkdir -p "$copy/peer/cleanrl/cleanrl"
-    tar -c --exclude='benchmark/results/*' --exclude=__pycache__ ./*.py pyproject.toml benchmark tests | tar -x -C "$copy"
+    tar -c --exclude='benchmark/results/*' --exclude=__pycache__ ./*.py pyproject.toml benchmark tests \
+        | tar -x -C "$copy"
     cp ppo.py "$copy/peer/cleanrl/cleanrl"
     exec env REHEARSAL=yes PEERS=peer bash "$copy/benchmark/gpu.sh" "$1"
 }

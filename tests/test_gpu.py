@@ -141,8 +141,8 @@ def test_the_rehearsal(project):
     assert "speed/ppo: done" in output and "all done" in output
     assert "speed/ppo: " not in gpu(project, *rehearse, "speed/ppo")
     assert "speed/ppo_cleanrl: done" in gpu(project, *rehearse, "speed/ppo_cleanrl", LIMIT="300")
-    output = gpu(project, *rehearse, "speed/ppo_atari_leanrl")
-    assert "there is no peer/leanrl" in output and "speed/ppo_atari_leanrl: skipped" in output
+    output = gpu(project, *rehearse, "speed/atari_leanrl")
+    assert "there is no peer/leanrl" in output and "speed/atari_leanrl: skipped" in output
     with tarfile.open(project / "kept/results.tar.gz") as archive:
         archive.extractall(project / "unpacked", filter="data")
     folder = project / "unpacked/benchmark/results/speed"
