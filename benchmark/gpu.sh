@@ -28,28 +28,26 @@ export SEEDS=${SEEDS:-1} COMMIT=${COMMIT:-}
 # -- the steps --
 plan() { # NAME, seconds at most, and what to do
     cat << 'END'
-tests                          900  cuda_tests
-speed/atari                    240  alone ppo_atari.py Breakout-v5 204800
-speed/procgen                  240  alone ppo_procgen.py starpilot 327680
-speed/ppg                      300  alone ppg_procgen.py starpilot 163840 --n-iteration 1
-speed/lstm                     240  alone ppo_lstm.py Breakout-v5 102400
-speed/mujoco                   240  alone ppo_continuous_mujoco.py HalfCheetah-v4 204800
-speed/ppo                      240  alone ppo.py CartPole-v1 102400
-speed/multidiscrete            240  alone ppo_multidiscrete.py MicrortsMining-v1 204800
-speed/atari_cleanrl        900  pair cleanrl/cleanrl/ppo_atari_envpool.py cleanrl_ppo_atari_envpool.py speed/atari
-speed/atari_leanrl         900  pair leanrl/leanrl/ppo_atari_envpool_torchcompile.py leanrl.py speed/atari
-speed/procgen_cleanrl      900  pair cleanrl/cleanrl/ppo_procgen.py - speed/procgen
-speed/ppg_cleanrl      900  pair cleanrl/cleanrl/ppg_procgen.py - speed/ppg
-speed/lstm_cleanrl         900  pair cleanrl/cleanrl/ppo_atari_lstm.py cleanrl_ppo_atari_lstm.py speed/lstm
-speed/mujoco_cleanrl           900  pair cleanrl/cleanrl/ppo_continuous_action.py - speed/mujoco
-speed/mujoco_leanrl            900  pair leanrl/leanrl/ppo_continuous_action_torchcompile.py leanrl.py speed/mujoco
-speed/ppo_cleanrl              900  pair cleanrl/cleanrl/ppo.py - speed/ppo
-curves/breakout              10800  curve atari published Breakout-v5
-curves/pong                  10800  curve atari published Pong-v5
-curves/beamrider             10800  curve atari published BeamRider-v5
-curves/ppg                   21600  curve procgen ppg starpilot
-curves/ppo                   21600  curve procgen ppo starpilot
-curves/lstm                  21600  curve lstm games Pong-v5
+tests                    900  cuda_tests
+speed/atari              240  alone ppo_atari.py Breakout-v5 204800
+speed/procgen            240  alone ppo_procgen.py starpilot 327680
+speed/ppg                300  alone ppg_procgen.py starpilot 163840 --n-iteration 1
+speed/lstm               240  alone ppo_lstm.py Breakout-v5 102400
+speed/mujoco             240  alone ppo_continuous_mujoco.py HalfCheetah-v4 204800
+speed/ppo                240  alone ppo.py CartPole-v1 102400
+speed/multidiscrete      240  alone ppo_multidiscrete.py MicrortsMining-v1 204800
+speed/atari_cleanrl      900  pair cleanrl/cleanrl/ppo_atari_envpool.py cleanrl_ppo_atari_envpool.py speed/atari
+speed/atari_leanrl       900  pair leanrl/leanrl/ppo_atari_envpool_torchcompile.py leanrl.py speed/atari
+speed/procgen_cleanrl    900  pair cleanrl/cleanrl/ppo_procgen.py - speed/procgen
+speed/ppg_cleanrl        900  pair cleanrl/cleanrl/ppg_procgen.py - speed/ppg
+speed/lstm_cleanrl       900  pair cleanrl/cleanrl/ppo_atari_lstm.py cleanrl_ppo_atari_lstm.py speed/lstm
+speed/mujoco_cleanrl     900  pair cleanrl/cleanrl/ppo_continuous_action.py - speed/mujoco
+speed/mujoco_leanrl      900  pair leanrl/leanrl/ppo_continuous_action_torchcompile.py leanrl.py speed/mujoco
+speed/ppo_cleanrl        900  pair cleanrl/cleanrl/ppo.py - speed/ppo
+curves/atari           21600  curve atari published Breakout-v5 Pong-v5 BeamRider-v5
+curves/ppg             21600  curve procgen ppg starpilot
+curves/ppo             21600  curve procgen ppo starpilot
+curves/lstm            21600  curve lstm games Pong-v5
 END
 }
 
@@ -121,7 +119,7 @@ pair() { # PEER ADAPTER STEP: the peer's script in turns with ours, which runs a
     speed "$adapter" "$(python_of "$home/peer")" "$flags" "$PAIRS" "${row[@]}"
 }
 
-curve() { # SUITE RECIPE ENV
+curve() { # SUITE RECIPE ENV...
     if [[ $REHEARSAL ]]; then
         local flags="--no-cuda --no-compile --num-envs 4 --num-steps 64 --num-minibatches 2 --eval-episodes 2"
         case $1-$2 in
@@ -131,7 +129,8 @@ curve() { # SUITE RECIPE ENV
         esac
         export SUFFIX=_rehearsal STEPS=1024 FLAGS=$flags
     fi
-    ENVS=$3 WORKERS=${WORKERS:-1} PYTHON=$python bash "benchmark/$1.sh" "$2"
+    WORKERS=${WORKERS:-1}
+    ENVS="${*:3}" WORKERS=$WORKERS THREADS=$(($(nproc) / WORKERS)) PYTHON=$python bash "benchmark/$1.sh" "$2"
 }
 
 # -- one after the other --
