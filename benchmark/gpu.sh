@@ -225,9 +225,10 @@ status() { # the steps, the one that runs, the end of its log
 }
 
 follow() { # start a worker if there is none, show its log, keep what it makes; until the time is over
-    local seen="" log
+    local seen="" log size
+    size=$(stat -c %s "$kept/log.txt")
     alive || { setsid bash benchmark/gpu.sh work < /dev/null >> "$kept/log.txt" 2>&1 & echo $! > "$home/worker"; }
-    tail -n 0 -F "$kept/log.txt" 2> /dev/null &
+    tail -c "+$((size + 1))" -F "$kept/log.txt" 2> /dev/null &
     log=$!
     while alive && ((SECONDS < ${LIMIT:-570})); do
         sleep 2
@@ -235,7 +236,8 @@ follow() { # start a worker if there is none, show its log, keep what it makes; 
         ((SECONDS % 20 > 1)) || stage
     done
     pack
-    kill "$log"
+    sleep 1 # until tail has seen the end
+    kill "$log" || true
     status
 }
 
