@@ -56,7 +56,8 @@ environment() { # WHEELS FOLDER: a Python there that has these wheels and PYTHON
     "$PYTHON" -m venv --system-site-packages --without-pip "$2"
     local packages='import site; print(site.getsitepackages()[0])' # those of a venv are not seen from another one
     echo "import site; site.addsitedir('$("$PYTHON" -c "$packages")')" > "$("$2/bin/python" -c "$packages")/outer.pth"
-    "$PYTHON" -m pip --python "$2/bin/python" install -q --no-index --no-deps --no-compile "$1"/*.whl
+    "$2/bin/python" -m pip --version > /dev/null 2>&1 || "$2/bin/python" -m ensurepip > /dev/null
+    "$2/bin/python" -m pip install -q --no-index --no-deps --no-compile "$1"/*.whl
 }
 
 python_of() { # FOLDER: the Python of an environment, or PYTHON where none was needed
