@@ -11,6 +11,7 @@ import argparse
 import csv
 import hashlib
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -63,7 +64,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "total_timesteps": args["total_timesteps"],
         "command": shlex.join([Path(program).name, *flags]),
         "args": json.dumps(args),
-        "commit": config["commit"],
+        "commit": config["commit"] or os.environ.get("COMMIT", ""),  # where there was no git
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         "versions": ", ".join(f"{name} {version}" for name, version in config["versions"].items()),
         "hardware": config["hardware"],

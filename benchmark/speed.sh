@@ -2,13 +2,14 @@
 # Our script against a peer's on this machine, in turns (ours, peer, ours, peer, ...):
 #   bash benchmark/speed.sh OURS PEER PEER_PYTHON [REPETITIONS] [--short] [--max-load LOAD] [--replace]
 # Both scripts take --env-id, --total-timesteps and --seed and write the TensorBoard tag charts/SPS into runs/.
-# By default five pairs of whole runs of 1M steps. Windows of less than 30 seconds are refused without --short, a start
-# at a load above 0.5 without --max-load, and a results file that exists without --replace.
+# With - for PEER and PEER_PYTHON ours runs alone. By default five pairs of whole runs of 1M steps. Windows of less than
+# 30 seconds are refused without --short, a start at a load above 0.5 without --max-load, and a results file that exists
+# without --replace.
 #   ENV_ID, STEPS            what to train on (HalfCheetah-v4) and for how long (1000000): a minute or more of each side
 #   OURS_FLAGS, PEER_FLAGS   more flags for one side, such as OURS_FLAGS="--no-compile"
 #   NAME                     of results/speed/NAME.csv (default: OURS__PEER); needed with OURS_FLAGS or PEER_FLAGS
 #   THREADS                  of each side (1)
-#   CLEANRL_SCRIPT, BLOG_SCRIPT   the file that a peer of peers/ starts
+#   CLEANRL_SCRIPT, LEANRL_SCRIPT, BLOG_SCRIPT   the file that a peer of peers/ starts
 #   PYTHON                   runs ours (default: uv run python); CUDA_VISIBLE_DEVICES=0 lets both see a GPU
 set -euo pipefail
 [[ $# -ge 3 ]] || { sed -n '2,/^set/{/^set/d;s/^# //;p}' "$0" >&2; exit 2; }

@@ -42,7 +42,7 @@ def stored_args(path: Path, script: str) -> dict:
 
 def same_work(asked: dict, args: dict) -> bool:
     """Do two runs compute the same, but for their seeds? `...` is a default that is computed."""
-    names = asked.keys() - have.FREE - {"seed"} | {"compile"} & asked.keys()
+    names = asked.keys() - have.FREE - {"seed"} | {"compile", "cuda"} & asked.keys()
     pairs = [(asked[name], args.get(name)) for name in names]
     return all(... in pair or pair[0] == pair[1] for pair in pairs)
 
@@ -73,10 +73,15 @@ def windows(facts: dict, data: pd.DataFrame, side: str) -> float:
     return (0.9 * int(facts["steps"]) / data[f"{side}_steps_per_second"]).median()
 
 
+def sides(data: pd.DataFrame) -> list[str]:
+    """Ours and the peer, or ours alone."""
+    return [side for side in ("ours", "peer") if f"{side}_steps_per_second" in data]
+
+
 def conditions(facts: dict, data: pd.DataFrame) -> str:
     """What makes a measurement weak: short windows, few pairs, a busy machine."""
     found = []
-    if min(windows(facts, data, side) for side in ("ours", "peer")) < 30:
+    if min(windows(facts, data, side) for side in sides(data)) < 30:
         found.append("short windows")
     if len(data) < 5:
         found.append("few pairs")
@@ -88,17 +93,18 @@ def conditions(facts: dict, data: pd.DataFrame) -> str:
 
 def speed_row(facts: dict, data: pd.DataFrame) -> list[str]:
     """Medians of ours / peer."""
-    ratio = data["ours_steps_per_second"] / data["peer_steps_per_second"]
-    row = [facts["ours"], facts["peer"], facts["env"], facts["threads"], str(len(ratio))]
-    row += [" / ".join(f"{windows(facts, data, side):.0f}" for side in ("ours", "peer"))]
-    row += [facts["load_before"], f"{ratio.median():.2f} ({ratio.min():.2f} to {ratio.max():.2f})"]
-    for name in ("steps_per_second", "wall_seconds"):
-        row.append(
-            " / ".join(f"{data[f'{side}_{name}'].median():.0f}" for side in ("ours", "peer"))
-        )
-    memory = [data[f"{side}_peak_mb"].median() for side in ("ours", "peer")]
-    row += [whole_runs(facts), " / ".join(f"{megabytes:.0f}" for megabytes in memory)]
-    return [*row, conditions(facts, data)]
+
+    def medians(name: str) -> str:
+        return " / ".join(f"{data[f'{side}_{name}'].median():.0f}" for side in sides(data))
+
+    row = [facts["ours"], facts.get("peer", "-"), facts["env"], facts["threads"], str(len(data))]
+    row += [" / ".join(f"{windows(facts, data, side):.0f}" for side in sides(data))]
+    row += [facts["load_before"], "-"]
+    if "peer" in facts:
+        ratio = data["ours_steps_per_second"] / data["peer_steps_per_second"]
+        row[-1] = f"{ratio.median():.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
+    row += [medians("steps_per_second"), medians("wall_seconds")]
+    return [*row, whole_runs(facts), medians("peak_mb"), conditions(facts, data)]
 
 
 def script_first(row: list[str]) -> tuple:
@@ -114,11 +120,13 @@ def speed_section() -> str:
     for path in sorted((RESULTS / "speed").glob("*.csv")):
         facts = read_facts(path)
         rows.append(speed_row(facts, read_curve(path)))
-        ours, peer = facts["ours"].split()[0], facts["peer"].split()[0]
+        ours = facts["ours"].split()[0]
         unknown = " (unknown)" if commit_of(facts) in unknown_commits() else ""
         commit = f"{ours} at {facts['commit']}{unknown}"
         ran += [(facts["hardware"], facts["ours_versions"], commit)]
-        ran += [(facts["hardware"], facts["peer_versions"], peer)]
+        if "peer" in facts:
+            peer = facts["peer"].split()[0]
+            ran += [(facts["hardware"], facts["peer_versions"], peer)]
     head = ["ours", "peer", "environment", "threads", "pairs", "window s", "load before"]
     head += ["ratio of steps/s (range)", "steps/s", "seconds in all"]
     head += ["minutes of a whole 1M-step run of ours", "peak MB", "to keep in mind"]
@@ -173,7 +181,7 @@ def measured_minutes() -> dict[str, float]:
     found = {}
     for path in sorted((RESULTS / "speed").glob("*.csv")):
         facts = read_facts(path)
-        theirs = shlex.split(facts["peer"])
+        theirs = shlex.split(facts.get("peer", ""))
         if theirs == ["cleanrl_ppo_continuous_action.py"] and facts["ours"].count(" ") == 0:
             speed = read_curve(path)["peer_steps_per_second"].median()
             found[facts["env"]] = MILLION / speed / 60

@@ -114,6 +114,18 @@ def clean_start(tmp_path, monkeypatch):
         signal.signal(signum, handler)
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """`folder("a")`: work in a new directory of that name from here on."""
+
+    def go(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        return tmp_path / name
+
+    return go
+
+
 # -- small runs: a fraction of a second --
 SMALL = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 SMALL |= {"total_timesteps": 64, "eval_episodes": 0, "compile": False, "cuda": False}

@@ -45,6 +45,8 @@ class Script:
     lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
+    card: dict = field(default_factory=dict)  # fields of a tiny run on a GPU, tests/test_cuda.py
+    waits: str = ""  # why a minibatch waits for the GPU, if it does
     python: str = ">=3.11,<3.14"
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
@@ -427,6 +429,8 @@ LSTM_SCRIPT = Script(
         "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
     },
     by_hand=None,
+    card=GAMES | {"env_id": "Breakout-v5"},
+    waits="the episodes of each minibatch are split on the CPU",
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
@@ -610,6 +614,7 @@ PPG = Script(
     wrong_env=PROCGEN_SCRIPT.wrong_env,
     by_hand=None,
     epochs="e_policy",
+    card={"n_iteration": 1},  # so that each iteration has an auxiliary phase
     saved={2, 3},  # after a phase, and before the last iteration of one
     other_shape={"arch": "dual"},
     python=PROCGEN_SCRIPT.python,

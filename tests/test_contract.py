@@ -147,18 +147,6 @@ def flag_of(name: str, value) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """`folder("a")`: work in a new directory of that name from here on."""
-
-    def go(name: str) -> Path:
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        return tmp_path / name
-
-    return go
-
-
 @pytest.fixture(scope="module")
 def finished_runs(tmp_path_factory):
     """The directory of a finished tiny run of each script, made once."""
