@@ -44,7 +44,7 @@ speed/lstm_cleanrl       900  pair cleanrl/cleanrl/ppo_atari_lstm.py cleanrl_ppo
 speed/mujoco_cleanrl     900  pair cleanrl/cleanrl/ppo_continuous_action.py - speed/mujoco
 speed/mujoco_leanrl      900  pair leanrl/leanrl/ppo_continuous_action_torchcompile.py leanrl.py speed/mujoco
 speed/ppo_cleanrl        900  pair cleanrl/cleanrl/ppo.py - speed/ppo
-curves/atari           21600  curve atari published Breakout-v5 Pong-v5 BeamRider-v5
+curves/atari           21600  curve atari default Breakout-v5 Pong-v5 BeamRider-v5
 curves/ppg             21600  curve procgen ppg starpilot
 curves/ppo             21600  curve procgen ppo starpilot
 curves/lstm            21600  curve lstm games Pong-v5
