@@ -115,12 +115,14 @@ def study_table(returns: dict) -> str:
 
 
 def study_differences(returns: dict) -> str:
-    """The four differences behind the indices."""
+    """The four differences behind the indices; empty if no environment has two presets."""
     labels, envs, rows = recipes_of(STUDY)["label"], study_environments(), []
     for better, worse in (pair for pairs in INDICES.values() for pair in pairs):
         row = [f"{labels[better]} - {labels[worse]}"]
         row += [difference_cell(returns.get((worse, e)), returns.get((better, e))) for e in envs]
         rows.append(row)
+    if all(cell == "-" for row in rows for cell in row[1:]):
+        return ""
     return table(["difference", *envs], rows)
 
 
@@ -129,7 +131,8 @@ def study_section() -> str:
     if not returns:
         return f"{NONE}\n\n{study_table(returns)}\n\n{STUDY_RULE}"
     parts = [study_table(returns), STUDY_RULE, study_differences(returns), ran_on(STUDY)]
-    return "\n\n".join([*parts, "![The study](benchmark/figures/ablation_study.png)"])
+    parts.append("![The study](benchmark/figures/ablation_study.png)")
+    return "\n\n".join(filter(None, parts))
 
 
 # -- details --

@@ -252,7 +252,8 @@ def draw_study() -> None:
             fact = theirs[exp, env.split("-")[0]]
             ax.plot([i + 0.15] * 2, [fact["low"], fact["high"]], color="black", linewidth=2.5)
         ax.set_title(env, fontsize=TITLE)
-        ax.set_xticks([])
+        how = {"rotation": 45, "ha": "right", "fontsize": SMALL}
+        ax.set_xticks(range(len(recipes)), recipes["label"], **how)
         ax.set_xlim(-0.6, len(recipes) - 0.4)
         ax.set_ylim(bottom=0)
         ax.grid(axis="y", alpha=0.3)
