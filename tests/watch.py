@@ -29,7 +29,10 @@ def flat(tensors) -> torch.Tensor:
 
 # -- what it left --
 def checkpoint_of(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    """Its checkpoint; what it has of its only process stands beside the rest."""
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    processes = checkpoint.get("processes", [])
+    return checkpoint | (processes[0] if len(processes) == 1 else {})
 
 
 def state_of(run_dir: Path) -> dict:
@@ -66,6 +69,19 @@ def assert_equal(a, b, name: str) -> None:
             assert_equal(x, y, f"{name}[{i}]")
     else:
         assert a == b, name
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
+    a, b = state_of(one), state_of(other)
+    assert_equal(a, b, "checkpoint")
+    processes = a.get("processes", [a])
+    assert all(process["envs"] is not None for process in processes)
+    episodes = episodes_of(one)
+    assert episodes == episodes_of(other) and episodes
+    clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
+    a, b = ({k: v for k, v in scalars_of(run).items() if k not in clocks} for run in (one, other))
+    assert a == b and len(a["losses/policy_loss"]) == checkpoint_of(one)["iteration"]
 
 
 class Killed(BaseException):
