@@ -27,6 +27,25 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
+def one_layer_agent(script) -> type:
+    """The Agent of a script for images with one linear layer for its convolutions."""
+
+    class Agent(script.Agent):
+        def __init__(self, obs_space, *rest):
+            super().__init__(obs_space, *rest)
+            channels = min(obs_space.shape)
+
+            def layer() -> torch.nn.Sequential:
+                linear = torch.nn.Linear(64 * channels, self.actor.in_features)
+                pool = torch.nn.AdaptiveAvgPool2d(8)
+                return torch.nn.Sequential(pool, torch.nn.Flatten(), linear, torch.nn.ReLU())
+
+            self.network = layer()
+            self.value_network = self.value_network and layer()
+
+    return Agent
+
+
 # -- what it left --
 def checkpoint_of(run_dir: Path) -> dict:
     """Its checkpoint; what it has of its only process stands beside the rest."""
