@@ -56,13 +56,9 @@ def departures(flags: list[str]) -> dict:
 
 def test_commands_of_openais_recipe_are_what_the_tests_check():
     """That of the pages and that of benchmark/procgen.sh."""
-    size = {
-        "distribution_mode": "hard",
-        "total_timesteps": 100_000_000,
-        "num_envs": 256,
-        "num_aux_rollouts": 16,
-    }
-    assert departures(documented_flags("--arch dual")) == OPENAI | size
+    recipe = OPENAI | {"num_envs": 256, "num_aux_rollouts": 16}  # of four processes
+    size = {"distribution_mode": "hard", "total_timesteps": 100_000_000}
+    assert departures(documented_flags("--arch dual")) == recipe | size
     suite = ["bash", str(ROOT / "benchmark" / "procgen.sh"), "openai", "--dry-run"]
     done = subprocess.run(
         suite, capture_output=True, text=True, env=os.environ | {"PYTHON": "python"}, check=True
@@ -70,9 +66,11 @@ def test_commands_of_openais_recipe_are_what_the_tests_check():
     commands = done.stdout.splitlines()
     assert len(commands) == 3
     for command in commands:
-        given = departures(shlex.split(command.split("ppg_procgen.py", 1)[1]))
+        before, flags = command.split("ppg_procgen.py", 1)
+        assert before.endswith("--nproc-per-node 4 ")
+        given = departures(shlex.split(flags))
         assert given.pop("exp_name") == "openai"
-        assert {name: value for name, value in given.items() if name != "env_id"} == OPENAI
+        assert {name: value for name, value in given.items() if name != "env_id"} == recipe
 
 
 def test_published_figures_stand_beside_the_script_that_they_name():
