@@ -335,11 +335,11 @@ def killed_and_resumed(script: Script) -> list[tuple[str, str]]:
         original = getattr(module, name)
         wrap(module, name, last)
         try:
-            module.train(module.Args(**flags, exp_name=f"killed in {name}"))
+            module.train(module.Args(**flags, exp_name=f"{script.name} killed in {name}"))
         except Killed:
             pass
         setattr(module, name, original)
-        (run_dir,) = Path("runs").glob(f"*__killed in {name}__*")
+        (run_dir,) = Path("runs").glob(f"*__{script.name} killed in {name}__*")
         module.train(module.parse_args(["--resume", str(run_dir)]))
         pairs.append((str(Path(whole).resolve()), str(run_dir.resolve())))
     return pairs
