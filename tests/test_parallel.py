@@ -58,7 +58,7 @@ def variables(rank: int, size: int = SIZE) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
-def start(rank: int, environment: dict, folder: Path, function) -> None:
+def start(rank: int, environment: dict, folder: Path) -> None:
     os.environ |= environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.chdir(folder)
     torch.set_num_threads(1)
@@ -66,13 +66,16 @@ def start(rank: int, environment: dict, folder: Path, function) -> None:
     for script in [SCRIPTS[name] for name in NAMES if available(name)]:
         if script.name != "ppo_lstm":  # the others play games: convolutions take most of the time
             script.module.Agent = one_layer_agent(script.module)
-        found[script.name] = function(script)
+        found[script.name] = {"killed": killed_and_resumed(script)}
+        found[script.name] |= {"epochs": stopped_early(script)} | recorded(script)
     torch.save(found, f"{rank}.pt")
 
 
-def in_processes(function, folder: Path) -> list[dict]:
-    """{name: function(script)} of each process, by rank; an error in one of them ends both."""
-    torch.multiprocessing.spawn(start, (variables(0), folder, function), SIZE)
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory) -> list[dict]:
+    """What each process did, by rank and name of the script; an error in one ends both."""
+    folder = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(start, (variables(0), folder), SIZE)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(SIZE)]
 
 
@@ -140,11 +143,6 @@ def recorded(script: Script) -> dict:
         first["loss"] = first["loss"].__name__
     agent = flat(seen.pop("agent").parameters())
     return seen | {"weights": agent, "run_dir": str(Path(result["run_dir"]).resolve())}
-
-
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory):
-    return in_processes(recorded, tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture
@@ -303,6 +301,7 @@ def stopped_early(script: Script) -> dict:
         epochs["losses"] = epochs.get("losses", 0) + 1
         return loss, stats | {"approx_kl": torch.tensor(0.04 * rank)}
 
+    original = module.minibatch_loss
     wrap(module, "minibatch_loss", minibatch_loss)
     found = {}
     for target in (0.015, 0.025):  # of a mean of 0.02
@@ -311,6 +310,7 @@ def stopped_early(script: Script) -> dict:
         module.train(module.Args(**script.tiny | case | {"exp_name": f"to {target}"}))
         minibatches = script.tiny["num_minibatches"]
         found[target] = epochs["losses"] / minibatches
+    module.minibatch_loss = original
     return found
 
 
@@ -345,17 +345,10 @@ def killed_and_resumed(script: Script) -> list[tuple[str, str]]:
     return pairs
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return in_processes(killed_and_resumed, tmp_path_factory.mktemp("killed"))
-
-
 @scripts
-def test_a_resumed_run_is_bit_equal_to_one_never_stopped(script, runs):
-    if not available(script.name):
-        pytest.skip("procgen-mirror is not installed")
-    pairs = runs[0][script.name]
-    assert pairs == runs[1][script.name] != []
+def test_a_resumed_run_is_bit_equal_to_one_never_stopped(script, both):
+    pairs = both[0]["killed"]
+    assert pairs == both[1]["killed"] != []
     for whole, resumed in map(lambda pair: map(Path, pair), pairs):
         a, b = state_of(whole), state_of(resumed)
         for state in (a, b):
@@ -368,10 +361,8 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(script, runs):
 
 
 @scripts
-def test_another_number_of_processes_is_refused_in_one_line(script, runs, tmp_path, monkeypatch):
-    if not available(script.name):
-        pytest.skip("procgen-mirror is not installed")
-    _, run_dir = runs[0][script.name][0]
+def test_another_number_of_processes_is_refused_in_one_line(script, both, monkeypatch):
+    _, run_dir = both[0]["killed"][0]
     module, before = script.module, sorted(Path(run_dir).iterdir())
     if script.name != "ppo_lstm":
         monkeypatch.setattr(module, "Agent", one_layer_agent(module))
@@ -387,11 +378,10 @@ def test_another_number_of_processes_is_refused_in_one_line(script, runs, tmp_pa
     assert len(module.evaluate(args, Path(run_dir))) == 1
 
 
-def test_the_early_stop_is_that_of_all_processes(tmp_path):
+@scripts
+def test_the_early_stop_is_that_of_all_processes(script, both):
     """A process that went on alone would wait for ever."""
-    found = in_processes(stopped_early, tmp_path)
-    for name in filter(available, NAMES):
-        assert [one[name] for one in found] == [{0.015: 1, 0.025: 3}] * SIZE, name
+    assert [one["epochs"] for one in both] == [{0.015: 1, 0.025: 3}] * SIZE
 
 
 # -- one process, and what it is asked --
