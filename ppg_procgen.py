@@ -44,6 +44,7 @@ from typing import Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
@@ -350,28 +351,32 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
+    rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
+    torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    envs = make_envs(args, run_dir / f"videos_{int(time.time())}", args.seed)
+    envs = make_envs(own, run_dir / f"videos_{int(time.time())}", args.seed + rank * own.num_envs)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    agent = Agent(obs_space, action_space, args).to(device, memory_format=torch.channels_last)
+    agent = Agent(obs_space, action_space, args)
+    load_weights(agent, checkpoint or gather({"agent": agent.state_dict()})[0])
+    agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     aux_optimizer = optimizer  # [P09] the same moments, or its own
     if args.aux_adam:
         aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    rollouts = run_dir / f"rollouts{rank or ''}.bin"  # of the observations of a policy phase
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
-    minibatch_size = args.batch_size // args.num_minibatches
+    minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
 
     # A rollout
-    T, N = args.num_steps, args.num_envs
+    T, N = args.num_steps, own.num_envs
     obs = torch.zeros((T + 1, N, *obs_space.shape), dtype=torch.uint8, device=device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs = torch.zeros((T, N), device=device)
@@ -381,8 +386,8 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
 
     # The rollouts of a policy phase; their observations are a file, see stored_rollouts
-    aux_returns = torch.zeros((args.phase_rollouts, T), device=device)
-    aux_logits = torch.zeros((args.phase_rollouts, T, agent.actor.out_features), device=device)
+    aux_returns = torch.zeros((own.phase_rollouts, T), device=device)
+    aux_logits = torch.zeros((own.phase_rollouts, T, agent.actor.out_features), device=device)
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -393,25 +398,26 @@ def train(args: Args) -> dict:
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
     paused = None  # the state after an auxiliary pass, if the run was stopped in that phase
     if checkpoint:
-        load_weights(agent, checkpoint)
+        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         aux_optimizer.load_state_dict(checkpoint["aux_optimizer"])
-        aux_returns = checkpoint["aux_returns"].to(device)
+        aux_returns = parts[rank]["aux_returns"].to(device)
         paused = checkpoint["paused"]
-        torch.set_rng_state(checkpoint["rng"])
+        torch.set_rng_state(parts[rank]["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        restore_envs(envs, checkpoint["envs"])
-        carried = (x.numpy() for x in checkpoint["carried"])
+        restore_envs(envs, parts[rank]["envs"])
+        carried = (x.numpy() for x in parts[rank]["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
-    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
-    make_rollouts(args, run_dir, (start_iteration - 1) % args.n_iteration)
-    start_time = time.time() - seconds
+    writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
+    start_time = gather(time.time())[0] - seconds  # the clock of the first process
+    make_rollouts(own, rollouts, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -422,6 +428,7 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
+        finished = []  # episodes
         noise = agent.draw_noise(T, N).to(device)
         player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
         player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
@@ -433,23 +440,19 @@ def train(args: Args) -> dict:
             dones[t] = np.logical_or(terminated, truncated)
             rewards[t] = reward
 
-            global_step += N
+            global_step += args.num_envs
             episodic_return += reward
             episodic_length += 1
             discounted_return = reward_gamma * discounted_return + reward
             discounted_returns[t] = discounted_return
             for n in np.flatnonzero(dones[t]):
-                recent_returns.append(float(episodic_return[n]))
-                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
-                print(row, file=episodes)
+                finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
+        all_returns = np.concatenate(gather(discounted_returns), axis=1)  # (T, num_envs)
         # [P10] statistics first, of a step or of the whole rollout, then scaling
         for rows in np.array_split(np.arange(T), 1 if args.norm_reward_rollout else T):
-            return_rms = return_rms.update(discounted_returns[rows].ravel())
+            return_rms = return_rms.update(all_returns[rows].ravel())
             rewards[rows] = normalize_reward(return_rms, rewards[rows], args)
 
         # -- advantages --
@@ -466,21 +469,22 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
+        everyone = torch.cat(gather(b_advantages.cpu()))  # the advantages of all processes
         if args.adv_norm_fullbatch:  # [P06] advantage normalization over the whole batch
-            centered = b_advantages - b_advantages.mean()
-            batch["advantages"] = centered / (centered.std(correction=0) + 1e-8)
+            deviation = (everyone - everyone.mean()).std(correction=0)
+            batch["advantages"] = (b_advantages - everyone.mean()) / (deviation + 1e-8)
         if iteration == start_iteration:
             example = torch.arange(min(part_size, minibatch_size), device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
-            rows = slice(min(part_size, args.num_aux_rollouts * args.n_aux_grad_accum * T))
+            rows = slice(min(part_size, own.num_aux_rollouts * args.n_aux_grad_accum * T))
             example = {name: batch[name][rows] for name in ("obs", "returns")}
             example = (agent, example | {"logits": noise.flatten(0, 1)[rows]}, args)
             aux_loss_of = minibatch_aux_loss
             aux_loss_of = compiled(aux_loss_of, device, example) if args.compile else aux_loss_of
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.e_policy):  # [P03] policy phase, of n_iteration iterations
-            b_inds = torch.randperm(args.batch_size).to(device)
+            b_inds = torch.randperm(own.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
@@ -490,6 +494,7 @@ def train(args: Args) -> dict:
                     mb["advantages"] = centered / (centered.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
                 stats = accumulate(loss_of, agent, mb, part_size, clip_coef, args)
+                average_gradients(agent, stats)  # [X02] parallel gradients
                 max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
@@ -504,38 +509,37 @@ def train(args: Args) -> dict:
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:
             added = slice(place * N, (place + 1) * N)
-            stored_rollouts(args, run_dir)[added] = obs[:T].transpose(0, 1).cpu().numpy()
+            stored_rollouts(own, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
         aux_start = time.time()
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R).split(args.num_aux_rollouts):
-                    mb_obs = torch.from_numpy(stored_rollouts(args, run_dir)[rows.numpy()])
+                for rows in torch.arange(R).split(own.num_aux_rollouts):
+                    mb_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
                     parts = mb_obs.to(device).flatten(0, 1).split(part_size)
-                    logits = torch.cat([agent(part)[0] for part in parts])
-                    aux_logits[rows] = logits.unflatten(0, (-1, T))
+                    aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
             passes = []  # losses by name, of each
             if paused and paused["iteration"] == iteration:  # go on with the next pass
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
-                torch.set_rng_state(paused["rng"])
+                torch.set_rng_state(paused["rng"][rank])
                 passes = paused["passes"]
                 start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
             while len(passes) < args.e_auxiliary:  # [P04] passes over whole rollouts
                 name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
-                minibatches = torch.randperm(R).split(args.num_aux_rollouts * args.n_aux_grad_accum)
+                minibatches = torch.randperm(R).split(own.num_aux_rollouts * args.n_aux_grad_accum)
                 aux_metrics = []
                 options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
-                for rows in tqdm(minibatches, name_of_pass, **options):
-                    mb_obs = torch.from_numpy(stored_rollouts(args, run_dir)[rows.numpy()])
-                    mb = {"obs": mb_obs.to(device)}
-                    mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
-                    mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
+                for rows in tqdm(minibatches, name_of_pass, **options, disable=rank > 0):
+                    mb_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
+                    mb = {"obs": mb_obs, "logits": aux_logits[rows], "returns": aux_returns[rows]}
+                    mb = {name: tensor.to(device).flatten(0, 1) for name, tensor in mb.items()}
                     aux_optimizer.zero_grad()
                     stats = accumulate(aux_loss_of, agent, mb, part_size, args)
+                    average_gradients(agent, stats)  # see [X02]
                     norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
                     aux_optimizer.step()
                     aux_metrics.append(stats | {"grad_norm": norm})
@@ -546,31 +550,33 @@ def train(args: Args) -> dict:
                 require(finite, f"losses of {name_of_pass}, iteration {iteration}: {losses}")
                 passes.append(losses)
                 if iteration > 1 and len(passes) < args.e_auxiliary:  # add to the checkpoint before
-                    paused = {
-                        "iteration": iteration,
-                        "passes": passes,
-                        "seconds": time.time() - start_time,
-                        "agent": agent.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "aux_optimizer": aux_optimizer.state_dict(),
-                        "rng": torch.get_rng_state(),
-                    }
-                    save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
+                    paused = {"iteration": iteration, "passes": passes}
+                    paused |= {"seconds": time.time() - start_time}
+                    paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
+                    paused |= {"aux_optimizer": aux_optimizer.state_dict()}
+                    paused |= {"rng": gather(torch.get_rng_state())}
+                    if rank == 0:
+                        save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
             for name in passes[0]:
                 mean = np.mean([losses[name] for losses in passes])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
             writer.add_scalar("time/auxiliary", time.time() - aux_start, global_step)
 
         # -- log --
+        for step, score, length, at in sorted(sum(gather(finished), []), key=lambda x: x[0]):
+            recent_returns.append(float(score))
+            writer.add_scalar("charts/episodic_return", score, step)
+            writer.add_scalar("charts/episodic_length", length, step)
+            print(f"{step},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()
+        explained = 1 - everyone.var() / torch.cat(gather(batch["returns"].cpu())).var()
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = time.time()
+        now = gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
         scalars["time/update"] = aux_start - update_start
@@ -587,33 +593,34 @@ def train(args: Args) -> dict:
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             if not skipped:
-                stored_rollouts(args, run_dir).flush()  # to the disk
+                stored_rollouts(own, rollouts).flush()  # to the disk
             writer.flush()
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
+            part = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
+            part["aux_returns"] = aux_returns.cpu()
+            part["carried"] = [torch.from_numpy(array) for array in carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "aux_optimizer": aux_optimizer.state_dict(),
-                "aux_returns": aux_returns,
                 "paused": None,
                 "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
-                "rng": torch.get_rng_state(),
+                "processes": gather(part),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
                 "recent_returns": list(recent_returns),
-                "envs": env_states(envs),
-                "carried": [torch.from_numpy(array) for array in carried],
                 "episodes_size": episodes.tell(),
             }
-            save_checkpoint(run_dir, state)
+            if rank == 0:
+                save_checkpoint(run_dir, state)
 
     for closable in (bar, envs, episodes):
         closable.close()
-    (run_dir / "rollouts.bin").unlink(missing_ok=True)
+    rollouts.unlink(missing_ok=True)
     result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
-    if args.eval_episodes:
+    if args.eval_episodes and rank == 0:
         result["eval_returns"] = evaluate(args, run_dir)
         writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
     writer.close()
@@ -637,6 +644,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -695,6 +703,46 @@ def check_args(args: Args) -> None:
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
         print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
+
+
+def join_processes(args: Args) -> tuple[int, int, Args]:
+    """Rank of this process, number of processes, and the arguments with this one's share."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
+    n = args.num_aux_rollouts
+    require(n % size == 0, f"{size} processes cannot share --num-aux-rollouts {n}")
+    own = replace(args, num_envs=args.num_envs // size, num_aux_rollouts=n // size)
+    own.total_timesteps //= size  # as many iterations
+    own.env_threads = math.ceil(args.env_threads / int(os.environ["LOCAL_WORLD_SIZE"]))
+    own.capture_video = args.capture_video and rank == 0
+    check_args(own)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if args.cuda else -1)  # -1: none
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
+    return rank, size, own
+
+
+def gather(value) -> list:
+    """The values of all processes, by rank."""
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def average_gradients(agent: Agent, stats: dict) -> None:
+    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
+    if dist.is_initialized():
+        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
+        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+
+class Silent:  # what all processes but the first log to
+    def __getattr__(self, name: str):  # any call does nothing
+        return lambda *args, **kwargs: None
 
 
 def import_procgen():
@@ -783,9 +831,9 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[torch.Tensor]) -> None
     envs.games.set_state([state.numpy().tobytes() for state in states])
 
 
-def make_rollouts(args: Args, run_dir: Path, place: int) -> None:
+def make_rollouts(args: Args, path: Path, place: int) -> None:
     """Make the file of `stored_rollouts`, or find that of a run resumed within a policy phase."""
-    path = run_dir / "rollouts.bin"
+    path.parent.mkdir(parents=True, exist_ok=True)
     size = args.phase_rollouts * args.num_steps * 64 * 64 * 3
     if args.skip_aux_every == 1:
         return
@@ -804,13 +852,13 @@ def make_rollouts(args: Args, run_dir: Path, place: int) -> None:
         raise UserError(f"{path} needs {size / 1e9:.2g} GB (--n-iteration): {error}") from error
 
 
-def stored_rollouts(args: Args, run_dir: Path) -> np.memmap:
+def stored_rollouts(args: Args, path: Path) -> np.memmap:
     """Observations (phase_rollouts, T, 64, 64, 3) of a policy phase, an array that is a file.
 
     Mapped anew for each use, because what is mapped counts as memory of this process.
     """
     shape = (args.phase_rollouts, args.num_steps, 64, 64, 3)
-    return np.memmap(run_dir / "rollouts.bin", np.uint8, "r+", shape=shape)
+    return np.memmap(path, np.uint8, "r+", shape=shape)
 
 
 def keep_freed_memory() -> None:
@@ -856,6 +904,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
+    if dist.is_initialized():
+        again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
@@ -881,6 +931,7 @@ def provenance(args: Args) -> dict:
         "commit": commit,
         "versions": {"python": platform.python_version()} | versions,
         "hardware": ", ".join(hardware),
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
@@ -961,6 +1012,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
+        time.sleep(10 * int(os.environ.get("LOCAL_RANK", 0)))  # torchrun ends all with the first
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

@@ -42,6 +42,7 @@ import cv2
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
@@ -376,24 +377,26 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
+    rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
+    torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    env_seed = args.seed  # EnvPool takes it only when it is made
-    if checkpoint:  # not the first games again, where they start anew
-        env_seed += checkpoint["iteration"] * args.num_envs
-    envs = make_envs(args, run_dir / f"videos_{int(time.time())}", env_seed)
+    played = checkpoint["iteration"] if checkpoint else 0  # not the first games once more
+    env_seed = args.seed + rank * own.num_envs + played * args.num_envs  # EnvPool: now or never
+    envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    agent = Agent(obs_space, action_space, args).to(device, memory_format=torch.channels_last)
+    agent = Agent(obs_space, action_space, args)
+    load_weights(agent, checkpoint or gather({"agent": agent.state_dict()})[0])
+    agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
 
     # A rollout
-    T, N = args.num_steps, args.num_envs
+    T, N = args.num_steps, own.num_envs
     obs = torch.zeros((T + 1, N, 84, 84, args.frame_stack), dtype=torch.uint8, device=device)
     obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84), in memory the channels stay last
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
@@ -414,20 +417,21 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        load_weights(agent, checkpoint)
+        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(checkpoint["rng"])
+        torch.set_rng_state(parts[rank]["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, checkpoint["envs"]):
-            carried = (x.numpy() for x in checkpoint["carried"])
+        if restore_envs(envs, parts[rank]["envs"]):
+            carried = (x.numpy() for x in parts[rank]["carried"])
             next_obs, next_valid, episodic_return, episodic_length = carried
 
-    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
-    start_time = time.time() - seconds
+    writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
+    start_time = gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -438,6 +442,7 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
+        finished = []  # episodes
         noise = agent.draw_noise(T, N).to(device)
         player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
         player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
@@ -452,16 +457,10 @@ def train(args: Args) -> dict:
             rewards[t] = reward
             next_valid = dones[t] == 0  # [S02] the step after an end ignores its action: it resets
 
-            global_step += int(valid[t].sum())
             episodic_return += infos["reward"]
             episodic_length += valid[t]
             for n in np.flatnonzero(np.logical_or(infos["terminated"], truncated)):  # whole games
-                recent_returns.append(float(episodic_return[n]))
-                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
-                print(row, file=episodes)
+                finished.append((t, episodic_return[n], episodic_length[n], time.time()))
                 episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
 
@@ -481,18 +480,19 @@ def train(args: Args) -> dict:
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
         rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: every third row at least
         if iteration == start_iteration:
-            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = torch.arange(own.batch_size // args.num_minibatches, device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             order = torch.randperm(len(rows)).repeat(3)  # a few again, so that B stay B
-            b_inds = rows[order[: args.batch_size]].to(device)
+            b_inds = rows[order[: own.batch_size]].to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_of(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
+                average_gradients(agent, stats)  # [X02] parallel gradients
                 max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
@@ -504,15 +504,23 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
+        step_after = global_step + sum(gather(valid.sum(axis=1))).cumsum()  # (T,), of all processes
+        for t, score, length, at in sorted(sum(gather(finished), []), key=lambda x: x[0]):
+            recent_returns.append(float(score))
+            writer.add_scalar("charts/episodic_return", score, step_after[t])
+            writer.add_scalar("charts/episodic_length", length, step_after[t])
+            print(f"{step_after[t]},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
+        global_step = int(step_after[-1])
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages[rows].var() / batch["returns"][rows].var()
-        scalars["losses/explained_variance"] = explained.item()
+        both = (b_advantages[rows], batch["returns"][rows])
+        error, spread = (torch.cat(gather(b.cpu())).var() for b in both)
+        scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = time.time()
+        now = gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
         scalars["time/update"] = now - update_start
@@ -527,26 +535,26 @@ def train(args: Args) -> dict:
         if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             writer.flush()
-            carried = (next_obs, next_valid, episodic_return, episodic_length)
+            carried = map(torch.tensor, (next_obs, next_valid, episodic_return, episodic_length))
+            part = {"rng": torch.get_rng_state(), "envs": env_states(envs), "carried": [*carried]}
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "rng": torch.get_rng_state(),
+                "processes": gather(part),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
                 "recent_returns": list(recent_returns),
-                "envs": env_states(envs),
-                "carried": [torch.from_numpy(array) for array in carried],
                 "episodes_size": episodes.tell(),
             }
-            save_checkpoint(run_dir, state)
+            if rank == 0:
+                save_checkpoint(run_dir, state)
 
     for closable in (bar, envs, episodes):
         closable.close()
     result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
-    if args.eval_episodes:
+    if args.eval_episodes and rank == 0:
         result["eval_returns"] = evaluate(args, run_dir)
         writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
     writer.close()
@@ -570,6 +578,7 @@ def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
         checkpoint = load_checkpoint(run_dir)
         stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
@@ -624,6 +633,43 @@ def check_args(args: Args) -> None:
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
         print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
+
+
+def join_processes(args: Args) -> tuple[int, int, Args]:
+    """Rank of this process, number of processes, and the arguments with this one's share."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
+    own = replace(args, num_envs=args.num_envs // size)
+    own.env_threads = math.ceil(args.env_threads / int(os.environ["LOCAL_WORLD_SIZE"]))
+    own.capture_video = args.capture_video and rank == 0
+    check_args(own)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if args.cuda else -1)  # -1: none
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
+    return rank, size, own
+
+
+def gather(value) -> list:
+    """The values of all processes, by rank."""
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def average_gradients(agent: Agent, stats: dict) -> None:
+    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
+    if dist.is_initialized():
+        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
+        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+
+class Silent:  # what all processes but the first log to
+    def __getattr__(self, name: str):  # any call does nothing
+        return lambda *args, **kwargs: None
 
 
 def game_name(env_id: str) -> str:
@@ -766,6 +812,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
+    if dist.is_initialized():
+        again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
@@ -792,6 +840,7 @@ def provenance(args: Args) -> dict:
         "commit": commit,
         "versions": {"python": platform.python_version()} | versions,
         "hardware": ", ".join(hardware),
+        "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
@@ -871,6 +920,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
+        time.sleep(10 * int(os.environ.get("LOCAL_RANK", 0)))  # torchrun ends all with the first
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

@@ -3,8 +3,9 @@
 Columns: suite and recipe (`bash benchmark/SUITE.sh RECIPE`), folder of results/, script (or a
 patch of one, see patches.py),
 experiment (the name of its runs), environments (`only` before them: no others with ENVS), seeds,
-steps, cores of a run (one or all), flags, and label and colour in tables and figures (without a
-colour it has no curve). No field holds a comma, so bash can read it.
+steps, cores of a run (one, all, or the number of processes that torchrun starts), flags, and label
+and colour in tables and figures (without a colour it has no curve). No field holds a comma, so bash
+can read it.
 """
 
 from functools import cache

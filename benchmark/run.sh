@@ -4,7 +4,7 @@
 # experiment, ENV EXP FLAGS..., which becomes one run for each seed.
 #   ENVS, SEEDS, STEPS    instead of those of recipes.csv
 #   WORKERS  runs side by side (default 2; 1 for recipes that take all cores)
-#   THREADS  threads of each run (default 1; all for recipes that take all cores)
+#   THREADS  threads of each run (default 1; all for recipes that take all cores), or of each process of torchrun
 #   FLAGS    flags for every run, such as "--track" or "--no-compile"; what changes learning needs a SUFFIX
 #   SUFFIX   of the folder of results, such as _patch: runs after a change stand beside those before it
 #   PYTHON   how to start Python (default: uv run python)
@@ -47,11 +47,12 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
         message=$("${collect[@]}" "$old_run" 2>&1) || status=$?
         [[ $status == 3 ]] || { echo "$message" && return "$status"; } # it had finished, but was not collected
     fi
+    [[ ! ${PROCESSES:-} ]] || python+=(-m torch.distributed.run --standalone --nproc-per-node "$PROCESSES")
     command=("${python[@]}" "$SCRIPT" "${flags[@]}" ${old_run:+--resume "$old_run"})
     [[ ! $DRY_RUN ]] || { echo "${command[@]}" && return; }
 
     read -ra gpus <<< "${GPUS:-}"
-    [[ -z ${gpus[*]} ]] || export CUDA_VISIBLE_DEVICES=${gpus[SLOT % ${#gpus[@]}]}
+    [[ -z ${gpus[*]} || ${PROCESSES:-} ]] || export CUDA_VISIBLE_DEVICES=${gpus[SLOT % ${#gpus[@]}]}
     echo "run  $name${old_run:+, resumed from $old_run}"
     mkdir -p runs
     status=0
@@ -179,6 +180,7 @@ run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of 
     IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
     STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
     [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}
+    [[ $cores != [0-9]* ]] || export PROCESSES=$cores WORKERS=${WORKERS:-1} THREADS=${THREADS:-$((($(nproc) - 1) / cores + 1))}
     for script in $(awk '!seen[$1]++ { print $1 }' <<< "$plan"); do
         SCRIPT=$(script_of "$script") || exit 2
         run_plan < <(awk -v script="$script" '$1 == script { sub(/^[^ ]+ /, ""); print }' <<< "$plan")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 pytest.register_assert_rewrite("watch")
-from watch import Watch, copied  # noqa: E402
+from watch import Watch, copied, one_layer_agent  # noqa: E402
 
 import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
@@ -243,20 +243,7 @@ def one_layer(script, monkeypatch) -> None:
     For tests of what surrounds the network: steps, episodes, orders, rates, phases, checkpoints.
     """
 
-    class Agent(script.Agent):
-        def __init__(self, obs_space, *rest):
-            super().__init__(obs_space, *rest)
-            channels = min(obs_space.shape)
-
-            def layer() -> torch.nn.Sequential:
-                linear = torch.nn.Linear(64 * channels, self.actor.in_features)
-                pool = torch.nn.AdaptiveAvgPool2d(8)
-                return torch.nn.Sequential(pool, torch.nn.Flatten(), linear, torch.nn.ReLU())
-
-            self.network = layer()
-            self.value_network = self.value_network and layer()
-
-    monkeypatch.setattr(script, "Agent", Agent)
+    monkeypatch.setattr(script, "Agent", one_layer_agent(script))
 
 
 @pytest.fixture

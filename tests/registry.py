@@ -119,6 +119,7 @@ CORE = {
     "X01": r"args\.anneal_clip",
     "X03": r"epoch_kl = ",
 }
+PARALLEL = {"X02": r"average_gradients\(agent, stats\)"}
 CONTINUOUS = {
     "M01": r"Normal\(mean, std",
     "M02": r"nn\.Parameter\(log_std\)",
@@ -161,14 +162,14 @@ PROCGEN = {
     "M09": CONTINUOUS["M09"],
     "P07": r"nn\.functional\.normalize",
     "P10": r"args\.norm_reward_rollout",
-}
+} | PARALLEL
 PHASIC = {
     "P01": r"self\.aux_critic = ",
     "P02": r'args\.arch == "dual"',
     "P03": r"for epoch in range\(args\.e_policy\)",
     "P04": r"len\(passes\) < args\.e_auxiliary",
     "P05": r"args\.beta_clone \* kl_loss",
-    "P06": r"b_advantages - b_advantages\.mean\(\)",
+    "P06": r"everyone - everyone\.mean\(\)",
     "P08": r"adam_eps: float = 1e-8",
     "P09": r"if args\.aux_adam",
 }
@@ -370,11 +371,11 @@ ATARI_SCRIPT = Script(
     wrong_env={"HalfCheetah-v4": ["HalfCheetah-v4", "no Atari game"]},
     by_hand=None,
     reset_rows=True,
-    details={name: code for name, code in CORE.items() if name != "C13"} | ATARI,
-    lines=880,  # the design has 820, 450 and 260
+    details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
+    lines=930,  # the design has 820, 450 and 260, and 50 more for several processes
     loop_before=450,
-    plumbing=323,
-    changed=570,
+    plumbing=365,
+    changed=651,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -388,14 +389,16 @@ ATARI_SCRIPT = Script(
         "train: update": "reset rows, compilation",
         "train: log": "reset rows",
         "train: checkpoint": "reset rows",
-        "parse_args": "free flags: compile, env_threads",
+        "parse_args": "free flags: compile, env_threads; no evaluation by several processes",
         "check_args": "flags of games, EnvPool, bf16",
         "make_env": "wrappers of games",
         "make_envs": "EnvPool",
         "env_states": "of the emulator",
         "restore_envs": "of the emulator",
-        "provenance": "versions of ale-py and EnvPool",
+        "open_logs": "the command that resumes several processes",
+        "provenance": "versions of ale-py and EnvPool, processes",
         "evaluate": "whole games side by side",
+        "main": "several processes say what is wrong once",
     },
     zero=ZERO | {"repeat_action_probability"},
     bad_flags={"--env-backend async": ["--env-backend"]},
@@ -434,10 +437,10 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1005,  # the design has 900, 500 and 280
-    loop_before=505,
-    plumbing=359,
-    changed=285,
+    lines=1055,  # the design has 900, 500 and 280, and 50 more for several processes
+    loop_before=510,
+    plumbing=401,
+    changed=268,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
@@ -564,10 +567,10 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=790,  # the design has 740, 370 and 260
+    lines=840,  # the design has 740, 370 and 260, and 50 more for several processes
     loop_before=370,
-    plumbing=308,
-    changed=625,
+    plumbing=350,
+    changed=622,
     different={
         "Args": "the flags of the details",
         "layer_init": "three ways",
@@ -620,10 +623,10 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=970,  # the design has 860, 420 and 270
-    loop_before=420,
-    plumbing=346,
-    changed=230,
+    lines=1020,  # the design has 860, 420 and 270, and 50 more for several processes
+    loop_before=425,
+    plumbing=391,
+    changed=236,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "auxiliary head, architectures",
@@ -635,6 +638,7 @@ PPG = Script(
         "train: checkpoint": "two optimizers, stored rollouts, around a phase",
         "parse_args": "a run that ends within a phase is no longer one",
         "check_args": "flags of the phase",
+        "join_processes": "rollouts of the auxiliary phase",
     },
     zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
     bad_flags=PROCGEN_SCRIPT.bad_flags | {"--arch single": ["--arch", "detach", "dual", "shared"]},

@@ -805,7 +805,7 @@ def test_where_the_state_cannot_be_saved_new_games_start(changes, run_atari_fast
     seeds, make_envs = [], ppo.make_envs
     monkeypatch.setattr(ppo, "make_envs", lambda *args: seeds.append(args[2]) or make_envs(*args))
     run_dir = run_atari_fast(**changes)["run_dir"]
-    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    checkpoint = checkpoint_of(run_dir)
     assert checkpoint["envs"] is None and checkpoint["iteration"] == 2
     ppo.save_checkpoint(run_dir, checkpoint | {"iteration": 1})
     ppo.train(ppo.parse_args(["--resume", str(run_dir)]))

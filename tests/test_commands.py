@@ -32,7 +32,9 @@ COMMANDS = list(dict.fromkeys(command for page in pages() for command in command
 RUNS = [
     command
     for command in COMMANDS
-    if re.search(r"\b(pp[og]|trpo)\w*\.py( |$)", command) and "uv run" in command
+    if re.search(r"\b(pp[og]|trpo)\w*\.py( |$)", command)
+    and "uv run" in command
+    and "torchrun" not in command  # tests/test_parallel.py
 ]
 OTHERS = [command for command in COMMANDS if command not in RUNS]
 
@@ -148,7 +150,7 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     set_up = re.compile(
-        r"(uv )?pip install |uv run pytest|git clone |cd |diff -u |bash benchmark/variant"
+        r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u |bash benchmark/variant"
     )
     assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
 

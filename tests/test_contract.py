@@ -36,7 +36,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.envs.mujoco.inverted_pendulum_v4 import InvertedPendulumEnv
 from registry import SCRIPTS, Script, one_of_each_text
-from watch import Killed, assert_equal, checkpoint_of, episodes_of, scalars_of, state_of
+from watch import Killed, assert_same_run, checkpoint_of, episodes_of, scalars_of
 
 scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
@@ -184,18 +184,6 @@ def are_steps(script: Script, steps: list[int], rows: list[int]) -> bool:
 
 def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
-    a, b = state_of(one), state_of(other)
-    assert_equal(a, b, "checkpoint")
-    assert a["envs"] is not None
-    episodes = episodes_of(one)
-    assert episodes == episodes_of(other) and episodes
-    clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
-    a, b = ({k: v for k, v in scalars_of(run).items() if k not in clocks} for run in (one, other))
-    assert a == b and len(a["losses/policy_loss"]) == checkpoint_of(one)["iteration"]
 
 
 def message_of(script: Script, *flags: str) -> str:
@@ -739,7 +727,8 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, mo
 @each_text_of("open_logs", lines="run_(dir|name) = ")
 def test_two_runs_of_one_second_never_share_a_directory(script, monkeypatch):
     clock = itertools.count(1_700_000_000_000_000)  # microseconds
-    monkeypatch.setattr(script.module, "time", SimpleNamespace(time=lambda: next(clock) / 1e6))
+    times = SimpleNamespace(time=lambda: next(clock) / 1e6, sleep=time.sleep)
+    monkeypatch.setattr(script.module, "time", times)
     run_dir = train(script)
     before = contents(Path())
     assert run_dir.name in message_of(script, *flags_of(script))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from watch import assert_equal, episodes_of, state_of
+from watch import assert_equal, checkpoint_of, episodes_of, state_of
 
 import ppo_lstm as ppo
 
@@ -554,13 +554,11 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(env_id, run_lstm, monkeyp
         and expected["envs"] is not None
         and (expected["lstm_state"] != 0).any()
     )
-    resets = [
-        not ppo.load_checkpoint(tmp_path / f"stopped{i}")["carried"][1].all() for i in (1, 2, 3)
-    ]
+    resets = [not checkpoint_of(tmp_path / f"stopped{i}")["carried"][1].all() for i in (1, 2, 3)]
     assert any(resets)
     for iteration in (1, 2, 3):
         stopped = tmp_path / f"stopped{iteration}"
-        assert ppo.load_checkpoint(stopped)["lstm_state"].shape == (2, 4, 128)
+        assert checkpoint_of(stopped)["lstm_state"].shape == (2, 4, 128)
         ppo.train(ppo.parse_args(["--resume", str(stopped)]))
         assert_equal(state_of(stopped), expected, "checkpoint")
         assert episodes_of(stopped) == episodes
@@ -573,7 +571,7 @@ def test_where_the_environment_starts_anew_so_does_the_memory(env_id, run_lstm, 
     if env_id == "LunarLander-v3":
         pytest.importorskip("Box2D")
     result = run_lstm(env_id=env_id, total_timesteps=192)
-    checkpoint = ppo.load_checkpoint(result["run_dir"])
+    checkpoint = checkpoint_of(result["run_dir"])
     assert checkpoint["envs"] is None and (checkpoint["lstm_state"] != 0).any()
     ppo.save_checkpoint(result["run_dir"], checkpoint | {"iteration": 2})
     splits = spy(ppo, "split_episodes")

@@ -44,7 +44,7 @@ needs_procgen = pytest.mark.skipif(
 def documented_flags(words: str) -> list[str]:
     """Those of the only command of ppg_procgen.py in README.md and docs/ that has these words."""
     text = "\n".join(page.read_text() for page in pages())
-    (flags,) = re.findall(rf"^uv run ppg_procgen.py (.*{words}.*)$", text, re.MULTILINE)
+    (flags,) = re.findall(rf"^uv run .*ppg_procgen.py (.*{words}.*)$", text, re.MULTILINE)
     return shlex.split(flags)
 
 
@@ -56,13 +56,9 @@ def departures(flags: list[str]) -> dict:
 
 def test_commands_of_openais_recipe_are_what_the_tests_check():
     """That of the pages and that of benchmark/procgen.sh."""
-    size = {
-        "distribution_mode": "hard",
-        "total_timesteps": 100_000_000,
-        "num_envs": 256,
-        "num_aux_rollouts": 16,
-    }
-    assert departures(documented_flags("--arch dual")) == OPENAI | size
+    recipe = OPENAI | {"num_envs": 256, "num_aux_rollouts": 16}  # of four processes
+    size = {"distribution_mode": "hard", "total_timesteps": 100_000_000}
+    assert departures(documented_flags("--arch dual")) == recipe | size
     suite = ["bash", str(ROOT / "benchmark" / "procgen.sh"), "openai", "--dry-run"]
     done = subprocess.run(
         suite, capture_output=True, text=True, env=os.environ | {"PYTHON": "python"}, check=True
@@ -70,9 +66,11 @@ def test_commands_of_openais_recipe_are_what_the_tests_check():
     commands = done.stdout.splitlines()
     assert len(commands) == 3
     for command in commands:
-        given = departures(shlex.split(command.split("ppg_procgen.py", 1)[1]))
+        before, flags = command.split("ppg_procgen.py", 1)
+        assert before.endswith("--nproc-per-node 4 ")
+        given = departures(shlex.split(flags))
         assert given.pop("exp_name") == "openai"
-        assert {name: value for name, value in given.items() if name != "env_id"} == OPENAI
+        assert {name: value for name, value in given.items() if name != "env_id"} == recipe
 
 
 def test_published_figures_stand_beside_the_script_that_they_name():
@@ -1046,18 +1044,19 @@ def test_auxiliary_phase_learns_the_values_and_keeps_the_policy(run_procgen, spy
 def test_rollouts_are_read_without_keeping_them_in_memory(tiny_procgen, tmp_path):
     """300 MB in all: the memory of this process grows by a few minibatches at most."""
     args = tiny_procgen(ppg, num_envs=16, num_steps=32, n_iteration=48, total_timesteps=10**6)
-    ppg.make_rollouts(args, tmp_path, 0)
+    path = tmp_path / "rollouts.bin"
+    ppg.make_rollouts(args, path, 0)
     for i in range(768):
-        ppg.stored_rollouts(args, tmp_path)[i] = i % 251
+        ppg.stored_rollouts(args, path)[i] = i % 251
     resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # noqa: E731
     before, largest = resident(), 0
     for rows in torch.randperm(768).split(4):
-        obs = ppg.stored_rollouts(args, tmp_path)[rows.numpy()]
+        obs = ppg.stored_rollouts(args, path)[rows.numpy()]
         assert obs.shape == (4, 32, 64, 64, 3) and obs.dtype == np.uint8
         assert obs[:, 0, 0, 0, 0].tolist() == [int(i) % 251 for i in rows]
         largest = max(largest, resident() - before)
     assert largest < 30 * 2**20
-    assert (tmp_path / "rollouts.bin").stat().st_size == 768 * 32 * 64 * 64 * 3
+    assert path.stat().st_size == 768 * 32 * 64 * 64 * 3
 
 
 def test_rollouts_are_on_the_disk_before_the_checkpoint_that_needs_them(
@@ -1093,7 +1092,7 @@ def test_a_disk_that_is_too_small_for_the_rollouts_is_one_line_at_the_start(tiny
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(ppg.UserError, match="rollouts.bin needs 0.0016 GB"):
-            ppg.make_rollouts(tiny_procgen(ppg), tmp_path, 0)
+            ppg.make_rollouts(tiny_procgen(ppg), tmp_path / "rollouts.bin", 0)
         assert not list(tmp_path.iterdir())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

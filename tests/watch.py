@@ -27,9 +27,31 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
+def one_layer_agent(script) -> type:
+    """The Agent of a script for images with one linear layer for its convolutions."""
+
+    class Agent(script.Agent):
+        def __init__(self, obs_space, *rest):
+            super().__init__(obs_space, *rest)
+            channels = min(obs_space.shape)
+
+            def layer() -> torch.nn.Sequential:
+                linear = torch.nn.Linear(64 * channels, self.actor.in_features)
+                pool = torch.nn.AdaptiveAvgPool2d(8)
+                return torch.nn.Sequential(pool, torch.nn.Flatten(), linear, torch.nn.ReLU())
+
+            self.network = layer()
+            self.value_network = self.value_network and layer()
+
+    return Agent
+
+
 # -- what it left --
 def checkpoint_of(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    """Its checkpoint; what it has of its only process stands beside the rest."""
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    processes = checkpoint.get("processes", [])
+    return checkpoint | (processes[0] if len(processes) == 1 else {})
 
 
 def state_of(run_dir: Path) -> dict:
@@ -66,6 +88,19 @@ def assert_equal(a, b, name: str) -> None:
             assert_equal(x, y, f"{name}[{i}]")
     else:
         assert a == b, name
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
+    a, b = state_of(one), state_of(other)
+    assert_equal(a, b, "checkpoint")
+    processes = a.get("processes", [a])
+    assert all(process["envs"] is not None for process in processes)
+    episodes = episodes_of(one)
+    assert episodes == episodes_of(other) and episodes
+    clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
+    a, b = ({k: v for k, v in scalars_of(run).items() if k not in clocks} for run in (one, other))
+    assert a == b and len(a["losses/policy_loss"]) == checkpoint_of(one)["iteration"]
 
 
 class Killed(BaseException):
