@@ -351,6 +351,7 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -374,6 +375,8 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -430,11 +433,13 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         finished = []  # episodes
         noise = agent.draw_noise(T, N).to(device)
-        player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
-        player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
+        if iteration == start_iteration:
+            example = (player, obs[0], noise[0])
+            act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
-            actions[t], logprobs[t], values[t] = player.act(obs[t], noise[t])
+            actions[t], logprobs[t], values[t] = act(player, obs[t], noise[t])
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, _ = envs.step(env_action)
             dones[t] = np.logical_or(terminated, truncated)
@@ -514,10 +519,10 @@ def train(args: Args) -> dict:
         aux_start = time.time()
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
+            observations_of = rollout_reader(own, rollouts, device)
             with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R).split(own.num_aux_rollouts):
-                    mb_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
-                    parts = mb_obs.to(device).flatten(0, 1).split(part_size)
+                for rows in torch.arange(R, device=device).split(own.num_aux_rollouts):
+                    parts = observations_of(rows).flatten(0, 1).split(part_size)
                     aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
             passes = []  # losses by name, of each
             if paused and paused["iteration"] == iteration:  # go on with the next pass
@@ -530,13 +535,14 @@ def train(args: Args) -> dict:
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
             while len(passes) < args.e_auxiliary:  # [P04] passes over whole rollouts
                 name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
-                minibatches = torch.randperm(R).split(own.num_aux_rollouts * args.n_aux_grad_accum)
+                b_rows = torch.randperm(R).to(device)
+                minibatches = b_rows.split(own.num_aux_rollouts * args.n_aux_grad_accum)
                 aux_metrics = []
                 options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
                 for rows in tqdm(minibatches, name_of_pass, **options, disable=rank > 0):
-                    mb_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
-                    mb = {"obs": mb_obs, "logits": aux_logits[rows], "returns": aux_returns[rows]}
-                    mb = {name: tensor.to(device).flatten(0, 1) for name, tensor in mb.items()}
+                    mb = {"obs": observations_of(rows)}
+                    mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
+                    mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
                     aux_optimizer.zero_grad()
                     stats = accumulate(aux_loss_of, agent, mb, part_size, args)
                     average_gradients(agent, stats)  # see [X02]
@@ -861,6 +867,18 @@ def stored_rollouts(args: Args, path: Path) -> np.memmap:
     return np.memmap(path, np.uint8, "r+", shape=shape)
 
 
+def rollout_reader(args: Args, path: Path, device: torch.device):
+    """A function from rows (n,) to observations (n, T, 64, 64, 3) on the device.
+
+    A GPU with room for them gets them all, once a phase.
+    """
+    stored = stored_rollouts(args, path)
+    if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 2 * stored.nbytes:
+        everything = torch.from_numpy(stored).to(device)
+        return lambda rows: everything[rows]
+    return lambda rows: torch.from_numpy(stored_rollouts(args, path)[rows.cpu()]).to(device)
+
+
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
@@ -875,10 +893,12 @@ def compiled(function, device: torch.device, example: tuple):
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)[0].sum().backward()  # zero_grad drops this gradient
+        result = graph(*example)[0]
+        if result.requires_grad:
+            result.sum().backward()  # zero_grad drops this gradient
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 

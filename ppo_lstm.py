@@ -445,6 +445,7 @@ def train(args: Args) -> dict:
     if not game_name(args.env_id):
         torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -462,6 +463,9 @@ def train(args: Args) -> dict:
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -514,9 +518,7 @@ def train(args: Args) -> dict:
         finished = []  # episodes
         initial_state = lstm_state  # (2, N, H)
         noise = agent.draw_noise(T, N).to(device)
-        player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
-        player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
-        player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
+        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             valid[t] = next_valid
@@ -563,17 +565,22 @@ def train(args: Args) -> dict:
                 mb["hidden"].requires_grad_()
                 encode = compiled(encode, device, (agent, b_obs[example]))
                 loss_of = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
-        metrics = []  # a dict of scalar tensors for each minibatch
-        for epoch in range(args.update_epochs):
+        epochs = []  # lists of minibatches, all copied to the device before the first update
+        for _ in range(args.update_epochs):
             b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
+            epochs.append([])
             for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
-                if args.compile:  # what one graph returns, another one must not overwrite
-                    torch.compiler.cudagraph_mark_step_begin()
                 mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
-                hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
                 real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
                 order = torch.randperm(len(real)).repeat(3)  # a few again, so that M stay M
                 real = torch.from_numpy(real)[order[: len(mb_inds)]].to(device)
+                epochs[-1].append((mb_inds, sequences, real))
+        metrics = []  # a dict of scalar tensors for each minibatch
+        for epoch in epochs:
+            for mb_inds, sequences, real in epoch:
+                if args.compile:  # what one graph returns, another one must not overwrite
+                    torch.compiler.cudagraph_mark_step_begin()
+                hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
                 mb = {name: b[mb_inds[real]] for name, b in batch.items()}
                 mb["hidden"] = hidden[real]
                 loss, stats = loss_of(agent, mb, clip_coef, args)
@@ -904,10 +911,12 @@ def compiled(function, device: torch.device, example: tuple):
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)[0].sum().backward()  # zero_grad drops this gradient
+        result = graph(*example)[0]
+        if result.requires_grad:
+            result.sum().backward()  # zero_grad drops this gradient
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 

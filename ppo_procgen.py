@@ -302,6 +302,7 @@ def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -321,6 +322,8 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -368,11 +371,13 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         finished = []  # episodes
         noise = agent.draw_noise(T, N).to(device)
-        player = copy.deepcopy(agent)  # --bf16 casts weights here, not at each of T steps
-        player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
+        if iteration == start_iteration:
+            example = (player, obs[0], noise[0])
+            act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
-            actions[t], logprobs[t], values[t] = player.act(obs[t], noise[t])
+            actions[t], logprobs[t], values[t] = act(player, obs[t], noise[t])
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, _ = envs.step(env_action)
             dones[t] = np.logical_or(terminated, truncated)
@@ -695,10 +700,12 @@ def compiled(function, device: torch.device, example: tuple):
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)[0].sum().backward()  # zero_grad drops this gradient
+        result = graph(*example)[0]
+        if result.requires_grad:
+            result.sum().backward()  # zero_grad drops this gradient
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 
