@@ -150,7 +150,8 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     set_up = re.compile(
-        r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u |bash benchmark/variant"
+        r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u "
+        r"|bash benchmark/variant"
     )
     assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
 
