@@ -428,9 +428,11 @@ def split_episodes(valid: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tens
     step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) of its sequence
     mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
     places = step * len(first) + sequence
-    known = (first == 0).to(state.device)[:, None]  # the others start from zeros
-    state = state[:, mb_envs[env]] * known  # [L05] rebuilt from the state before the rollout
-    return mb_inds.to(state.device), places.to(state.device), int(step.max()) + 1, state
+    known = upload(first == 0, state.device)[:, None]  # the others start from zeros
+    envs = upload(mb_envs[env], state.device)
+    state = state[:, envs] * known  # [L05] rebuilt from the state before the rollout
+    mb_inds, places = upload(mb_inds, state.device), upload(places, state.device)
+    return mb_inds, places, int(step.numpy().max()) + 1, state
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
@@ -565,22 +567,17 @@ def train(args: Args) -> dict:
                 mb["hidden"].requires_grad_()
                 encode = compiled(encode, device, (agent, b_obs[example]))
                 loss_of = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
-        epochs = []  # lists of minibatches, all copied to the device before the first update
-        for _ in range(args.update_epochs):
-            b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
-            epochs.append([])
-            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
-                mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
-                real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
-                order = torch.randperm(len(real)).repeat(3)  # a few again, so that M stay M
-                real = torch.from_numpy(real)[order[: len(mb_inds)]].to(device)
-                epochs[-1].append((mb_inds, sequences, real))
         metrics = []  # a dict of scalar tensors for each minibatch
-        for epoch in epochs:
-            for mb_inds, sequences, real in epoch:
+        for epoch in range(args.update_epochs):
+            b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
+            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 if args.compile:  # what one graph returns, another one must not overwrite
                     torch.compiler.cudagraph_mark_step_begin()
+                mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
                 hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
+                real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
+                order = torch.randperm(len(real)).repeat(3)  # a few again, so that M stay M
+                real = upload(torch.from_numpy(real)[order[: len(mb_inds)]], device)
                 mb = {name: b[mb_inds[real]] for name, b in batch.items()}
                 mb["hidden"] = hidden[real]
                 loss, stats = loss_of(agent, mb, clip_coef, args)
@@ -895,6 +892,11 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
             env.set_wrapper_attr(name, value)
         envs._autoreset_envs[n] = state["resets"]
     return states is not None
+
+
+def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of x on a GPU, for which no later line waits; x itself on the CPU."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def keep_freed_memory() -> None:

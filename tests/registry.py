@@ -151,7 +151,7 @@ LSTM = {
     "L02": r"lstm_state = torch\.zeros",
     "L03": r"lstm_state = lstm_state \* kept",
     "L04": r"b_envs = torch\.randperm\(N\)",
-    "L05": r"state\[:, mb_envs\[env\]\] \* known",
+    "L05": r"state\[:, envs\] \* known",
 }
 PROCGEN = {
     "A09": r"/ 255",
@@ -436,9 +436,9 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1062,  # the design has 900, 500 and 280, and 50 more for several processes
+    lines=1064,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=510,
-    plumbing=404,
+    plumbing=409,
     changed=280,
     different={
         "Args": "memory, hidden velocities",
