@@ -875,8 +875,12 @@ def rollout_reader(args: Args, path: Path, device: torch.device):
     stored = stored_rollouts(args, path)
     if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 2 * stored.nbytes:
         everything = torch.from_numpy(stored).to(device)
-        return lambda rows: everything[rows]
-    return lambda rows: torch.from_numpy(stored_rollouts(args, path)[rows.cpu()]).to(device)
+        return everything.__getitem__
+
+    def read(rows: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(stored_rollouts(args, path)[rows.cpu().numpy()]).to(device)
+
+    return read
 
 
 def keep_freed_memory() -> None:
