@@ -224,7 +224,7 @@ class Agent(nn.Module):
 
     def all_heads(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits (n, A), values (n,) and auxiliary values (n,) of observations."""
-        x = obs.permute(0, 3, 1, 2) / 255  # [A09] scaling to the range of 0 to 1
+        x = obs.permute(0, 3, 1, 2) / 255  # [A09] scaling to 0 to 1
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
@@ -376,7 +376,8 @@ def train(args: Args) -> dict:
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    for network in filter(None, (player.network, player.value_network)):
+        network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -679,7 +680,7 @@ def check_args(args: Args) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 10**9)  # of 31 bits
+            highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30)
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")

@@ -396,7 +396,8 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    for network in filter(None, (player.network, player.value_network)):
+        network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
