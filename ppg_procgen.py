@@ -347,23 +347,33 @@ def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
     return sums
 
 
+def average_gradients(agent: Agent, stats: dict) -> None:
+    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
+    if dist.is_initialized():
+        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
+        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
-    torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
+    torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{gather(int(time.time()))[0]}"
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
     envs = make_envs(own, run_dir / f"videos_{int(time.time())}", args.seed + rank * own.num_envs)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    load_weights(agent, checkpoint or gather({"agent": agent.state_dict()})[0])
+    load_weights(agent, checkpoint or all_gather({"agent": agent.state_dict()})[0])  # of rank 0
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
@@ -376,8 +386,7 @@ def train(args: Args) -> dict:
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    for network in filter(None, (player.network, player.value_network)):
-        network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -420,7 +429,7 @@ def train(args: Args) -> dict:
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
     writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
-    start_time = gather(time.time())[0] - seconds  # the clock of the first process
+    start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     make_rollouts(own, rollouts, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -455,7 +464,7 @@ def train(args: Args) -> dict:
                 finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
-        all_returns = np.concatenate(gather(discounted_returns), axis=1)  # (T, num_envs)
+        all_returns = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
         # [P10] statistics first, of a step or of the whole rollout, then scaling
         for rows in np.array_split(np.arange(T), 1 if args.norm_reward_rollout else T):
             return_rms = return_rms.update(all_returns[rows].ravel())
@@ -475,7 +484,7 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        everyone = torch.cat(gather(b_advantages.cpu()))  # the advantages of all processes
+        everyone = torch.cat(all_gather(b_advantages.cpu()))  # the advantages of all processes
         if args.adv_norm_fullbatch:  # [P06] advantage normalization over the whole batch
             deviation = (everyone - everyone.mean()).std(correction=0)
             batch["advantages"] = (b_advantages - everyone.mean()) / (deviation + 1e-8)
@@ -561,7 +570,7 @@ def train(args: Args) -> dict:
                     paused |= {"seconds": time.time() - start_time}
                     paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
                     paused |= {"aux_optimizer": aux_optimizer.state_dict()}
-                    paused |= {"rng": gather(torch.get_rng_state())}
+                    paused |= {"rng": all_gather(torch.get_rng_state())}
                     if rank == 0:
                         save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
             for name in passes[0]:
@@ -570,7 +579,7 @@ def train(args: Args) -> dict:
             writer.add_scalar("time/auxiliary", time.time() - aux_start, global_step)
 
         # -- log --
-        for step, score, length, at in sorted(sum(gather(finished), []), key=lambda x: x[0]):
+        for step, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step)
             writer.add_scalar("charts/episodic_length", length, step)
@@ -580,10 +589,10 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - everyone.var() / torch.cat(gather(batch["returns"].cpu())).var()
+        explained = 1 - everyone.var() / torch.cat(all_gather(batch["returns"].cpu())).var()
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = gather(time.time())[0]
+        now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
         scalars["time/update"] = aux_start - update_start
@@ -613,7 +622,7 @@ def train(args: Args) -> dict:
                 "aux_optimizer": aux_optimizer.state_dict(),
                 "paused": None,
                 "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
-                "processes": gather(part),
+                "processes": all_gather(part),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
@@ -723,28 +732,21 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     own.env_threads = math.ceil(args.env_threads / int(os.environ["LOCAL_WORLD_SIZE"]))
     own.capture_video = args.capture_video and rank == 0
     check_args(own)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if args.cuda else -1)  # -1: none
+    if args.cuda:
+        here, cards = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
     return rank, size, own
 
 
-def gather(value) -> list:
+def all_gather(value) -> list:
     """The values of all processes, by rank."""
     values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
-
-
-def average_gradients(agent: Agent, stats: dict) -> None:
-    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
-    if dist.is_initialized():
-        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
-        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
-        dist.all_reduce(flat)
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(mean.view_as(tensor))
 
 
 class Silent:  # what all processes but the first log to
@@ -1034,10 +1036,12 @@ def main() -> None:
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
+            if dist.is_initialized():
+                dist.destroy_process_group()
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        time.sleep(10 * int(os.environ.get("LOCAL_RANK", 0)))  # torchrun ends all with the first
+        time.sleep(10 * (os.environ.get("LOCAL_RANK", "0") != "0"))  # the first one's comes first
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

@@ -373,31 +373,40 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
 
+def average_gradients(agent: Agent, stats: dict) -> None:
+    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
+    if dist.is_initialized():
+        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
+        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
+        dist.all_reduce(flat)
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
-    torch.manual_seed(args.seed + 1_000_003 * rank)  # of all but the environments
+    torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{gather(int(time.time()))[0]}"
+    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
     played = checkpoint["iteration"] if checkpoint else 0  # not the first games once more
-    env_seed = args.seed + rank * own.num_envs + played * args.num_envs  # EnvPool: now or never
+    env_seed = args.seed + rank * own.num_envs + played * args.num_envs  # EnvPool: only here
     envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    load_weights(agent, checkpoint or gather({"agent": agent.state_dict()})[0])
+    load_weights(agent, checkpoint or all_gather({"agent": agent.state_dict()})[0])  # of rank 0
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    for network in filter(None, (player.network, player.value_network)):
-        network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -435,7 +444,7 @@ def train(args: Args) -> dict:
             next_obs, next_valid, episodic_return, episodic_length = carried
 
     writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
-    start_time = gather(time.time())[0] - seconds  # the clock of the first process
+    start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -510,8 +519,8 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        step_after = global_step + sum(gather(valid.sum(axis=1))).cumsum()  # (T,), of all processes
-        for t, score, length, at in sorted(sum(gather(finished), []), key=lambda x: x[0]):
+        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,)
+        for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
             writer.add_scalar("charts/episodic_length", length, step_after[t])
@@ -523,10 +532,10 @@ def train(args: Args) -> dict:
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
         both = (b_advantages[rows], batch["returns"][rows])
-        error, spread = (torch.cat(gather(b.cpu())).var() for b in both)
+        error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
         scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = gather(time.time())[0]
+        now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
         scalars["time/update"] = now - update_start
@@ -547,7 +556,7 @@ def train(args: Args) -> dict:
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "processes": gather(part),
+                "processes": all_gather(part),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
@@ -646,31 +655,25 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     own = replace(args, num_envs=args.num_envs // size)
+    own.total_timesteps //= size  # as many iterations
     own.env_threads = math.ceil(args.env_threads / int(os.environ["LOCAL_WORLD_SIZE"]))
     own.capture_video = args.capture_video and rank == 0
     check_args(own)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if args.cuda else -1)  # -1: none
+    if args.cuda:
+        here, cards = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
     return rank, size, own
 
 
-def gather(value) -> list:
+def all_gather(value) -> list:
     """The values of all processes, by rank."""
     values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if len(values) > 1:
         dist.all_gather_object(values, value)
     return values
-
-
-def average_gradients(agent: Agent, stats: dict) -> None:
-    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
-    if dist.is_initialized():
-        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
-        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
-        dist.all_reduce(flat)
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(mean.view_as(tensor))
 
 
 class Silent:  # what all processes but the first log to
@@ -925,10 +928,12 @@ def main() -> None:
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
+            if dist.is_initialized():
+                dist.destroy_process_group()
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        time.sleep(10 * int(os.environ.get("LOCAL_RANK", 0)))  # torchrun ends all with the first
+        time.sleep(10 * (os.environ.get("LOCAL_RANK", "0") != "0"))  # the first one's comes first
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

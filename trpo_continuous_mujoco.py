@@ -7,7 +7,8 @@
 
 Run:     uv run trpo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
-Expect:  a return of 1,590 on Hopper after 1M steps with the flags of docs/results.md (one seed)
+Expect:  not measured with the defaults yet; on Hopper, with those of "PPO and TRPO" in
+         docs/results.md, 1,590 after 1M steps (one seed)
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the step
          of the policy alone: [S05] to [S08], as in baselines/trpo_mpi. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
@@ -323,7 +324,8 @@ def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
     """The loss () of newvalue (M,), fitted to the returns of a minibatch (M,) of the rollout."""
     v_loss = (newvalue - mb["returns"]) ** 2
     if args.clip_vloss:  # [C09] value-loss clipping
-        v_clipped = newvalue.clamp(mb["values"] - args.clip_coef, mb["values"] + args.clip_coef)
+        change = (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
+        v_clipped = mb["values"] + change
         v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
     return 0.5 * v_loss.mean()
 
