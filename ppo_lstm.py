@@ -747,11 +747,12 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     own = replace(args, num_envs=args.num_envs // size)
     own.total_timesteps //= size  # as many iterations
-    own.env_threads = math.ceil(args.env_threads / int(os.environ["LOCAL_WORLD_SIZE"]))
+    here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
+    own.env_threads = math.ceil(args.env_threads / here)
     own.capture_video = args.capture_video and rank == 0
     check_args(own)
     if args.cuda:
-        here, cards = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        cards = torch.cuda.device_count()
         require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():

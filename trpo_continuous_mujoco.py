@@ -7,8 +7,7 @@
 
 Run:     uv run trpo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
-Expect:  not measured with the defaults yet; on Hopper, with those of "PPO and TRPO" in
-         docs/results.md, 1,590 after 1M steps (one seed)
+Expect:  not measured yet; "PPO and TRPO" in docs/results.md will have it
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the step
          of the policy alone: [S05] to [S08], as in baselines/trpo_mpi. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;

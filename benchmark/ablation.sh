@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What each detail is worth:
-#   bash benchmark/ablation.sh              everything below, three seeds of every table before the fourth of any
+#   bash benchmark/ablation.sh              everything below: seeds 1 to 3 of all tables, then 4 and 5, then the rest
 #   bash benchmark/ablation.sh study        PPO, TRPO and their code-level details (Engstrom et al. 2020): Walker2d, Hopper,
 #                                           Humanoid, 1M steps, the flags of their released configurations
 #   bash benchmark/ablation.sh details      the published recipe with one thing changed at a time: HalfCheetah, Hopper, Walker2d;

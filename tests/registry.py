@@ -372,10 +372,10 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=941,  # the design has 820, 450 and 260, and 50 more for several processes
+    lines=942,  # the design has 820, 450 and 260, and 50 more for several processes
     loop_before=450,
-    plumbing=363,
-    changed=664,
+    plumbing=364,
+    changed=665,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -436,9 +436,9 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1070,  # the design has 900, 500 and 280, and 50 more for several processes
+    lines=1071,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=523,
-    plumbing=404,
+    plumbing=405,
     changed=279,
     different={
         "Args": "memory, hidden velocities",
@@ -566,10 +566,10 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=854,  # the design has 740, 370 and 260, and 50 more for several processes
+    lines=855,  # the design has 740, 370 and 260, and 50 more for several processes
     loop_before=374,
-    plumbing=348,
-    changed=621,
+    plumbing=349,
+    changed=622,
     different={
         "Args": "the flags of the details",
         "layer_init": "three ways",
@@ -622,9 +622,9 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1049,  # the design has 860, 420 and 270, and 50 more for several processes
+    lines=1050,  # the design has 860, 420 and 270, and 50 more for several processes
     loop_before=436,
-    plumbing=404,
+    plumbing=405,
     changed=253,
     different={
         "Args": "the flags of the details",
