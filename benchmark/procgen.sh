@@ -6,6 +6,7 @@
 #   bash benchmark/procgen.sh openai       PPG as openai/phasic-policy-gradient runs it, but one process and easy
 #   bash benchmark/procgen.sh short_ppo    half a million steps of starpilot, for a CPU
 #   bash benchmark/procgen.sh short_ppg    the same, with policy phases of 8 iterations instead of 32, and --bf16
+#   bash benchmark/procgen.sh short_float32    the same without --bf16, for a processor without such arithmetic
 # --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh (WORKERS, THREADS, FLAGS, PYTHON).
 # One run at a time on all cores, and on the GPU if there is one. One seed at first: SEEDS="1 2 3" adds two. Flags and environments are in
 # recipes.csv.
