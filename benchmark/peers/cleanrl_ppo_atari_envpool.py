@@ -1,7 +1,7 @@
-"""CleanRL's ppo_atari_envpool.py, unchanged, on today's EnvPool: its env gets the gym 0.23 interface that it expects.
+"""CleanRL's ppo_atari_envpool.py, unchanged, on today's EnvPool with gym 0.23's interface.
 
-CLEANRL_SCRIPT=path/to/ppo_atari_envpool.py python cleanrl_ppo_atari_envpool.py FLAGS...; needs torch, envpool,
-gym==0.23.1, tensorboard, tyro.
+CLEANRL_SCRIPT=path/to/ppo_atari_envpool.py python cleanrl_ppo_atari_envpool.py FLAGS...; needs
+torch, envpool, gym==0.23.1, tensorboard, tyro.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""CleanRL's ppo_atari_lstm.py, unchanged, on EnvPool with the settings of ppo_lstm.py, in place of its own wrappers.
+"""CleanRL's ppo_atari_lstm.py, unchanged, on EnvPool with the settings of ppo_lstm.py.
 
-CLEANRL_SCRIPT=path/to/ppo_atari_lstm.py python cleanrl_ppo_atari_lstm.py FLAGS...; needs torch, envpool, gymnasium,
-tensorboard, tyro.
+CLEANRL_SCRIPT=path/to/ppo_atari_lstm.py python cleanrl_ppo_atari_lstm.py FLAGS...; needs torch,
+envpool, gymnasium, tensorboard, tyro.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class EnvPool:
-    """What the script asks of SyncVectorEnv. `make_fns` close over the arguments of its make_env and are not called."""
+    """What the script asks of SyncVectorEnv; `make_fns` hold its arguments and are not called."""
 
     def __init__(self, make_fns):
         self.env_id = inspect.getclosurevars(make_fns[0]).nonlocals["env_id"]
@@ -24,8 +24,9 @@ class EnvPool:
         self.reset(seed=1)
 
     def reset(self, seed):
-        one_frame = {"stack_num": 1, "episodic_life": True, "reward_clip": True}
-        self.envs = envpool.make_gymnasium(self.env_id, num_envs=self.num_envs, seed=seed, **one_frame)
+        options = {"stack_num": 1, "episodic_life": True, "reward_clip": True}
+        options |= {"num_envs": self.num_envs, "seed": seed}
+        self.envs = envpool.make_gymnasium(self.env_id, **options)
         self.single_observation_space = self.envs.single_observation_space
         self.single_action_space = gym.spaces.Discrete(int(self.envs.single_action_space.n))
         return self.envs.reset()
@@ -38,7 +39,8 @@ class EnvPool:
 
 
 gym.vector.SyncVectorEnv = EnvPool
-unused = "ClipRewardEnv EpisodicLifeEnv FireResetEnv MaxAndSkipEnv NoopResetEnv"  # imported from there
+# What the script imports of CleanRL and no longer needs:
+unused = "ClipRewardEnv EpisodicLifeEnv FireResetEnv MaxAndSkipEnv NoopResetEnv"
 sys.modules["cleanrl_utils"] = SimpleNamespace()
 sys.modules["cleanrl_utils.atari_wrappers"] = SimpleNamespace(**dict.fromkeys(unused.split()))
 runpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")

@@ -1,7 +1,8 @@
-"""A PPO script of LeanRL, unchanged: its speed goes to TensorBoard as charts/SPS, not to Weights & Biases.
+"""A PPO script of LeanRL, unchanged: its speed goes to TensorBoard as charts/SPS.
 
-LEANRL_SCRIPT=path/to/leanrl/ppo_....py python leanrl.py FLAGS...; needs torch, tensordict, tensorboard, tyro, tqdm and
-gymnasium[mujoco], or for Atari what cleanrl_ppo_atari_envpool.py beside this file needs.
+LEANRL_SCRIPT=path/to/leanrl/ppo_....py python leanrl.py FLAGS...; needs torch, tensordict,
+tensorboard, tyro, tqdm and gymnasium[mujoco], or for Atari what cleanrl_ppo_atari_envpool.py beside
+this file needs.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""MicroRTS without an agent, for benchmark/speed.sh: 8 games with observations and masks, random valid actions.
+"""MicroRTS without an agent, for benchmark/speed.sh: 8 games, random valid actions.
 
 NAME=microrts_env ENV_ID=MicrortsMining-v1 STEPS=409600 OURS_FLAGS="--wrapper ours" \
     PEER_FLAGS="--wrapper gym_microrts" \
     bash benchmark/speed.sh benchmark/peers/microrts_env.py benchmark/peers/microrts_env.py PYTHON
-Both sides play one tick a step; the time is that of their steps, the choice of the actions is left out. Needs what
-ppo_multidiscrete.py needs, and gym==0.26.2.
+
+Both sides play one tick a step, with observations and masks; the time is that of their steps, the
+choice of the actions is left out. Needs what ppo_multidiscrete.py needs, and gym==0.26.2.
 """
 
 import argparse
@@ -33,9 +34,10 @@ class GymMicroRTS:
         from gym_microrts import microrts_ai
         from gym_microrts.envs.vec_env import MicroRTSGridModeVecEnv
 
-        weights, opponents = np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]), [microrts_ai.passiveAI] * args.num_envs
+        weights = np.array([0.0, 1.0, 0.0, 0.0, 0.0, 0.0])
         world = {"map_path": "maps/10x10/basesWorkers10x10.xml", "reward_weight": weights}
-        self.envs = MicroRTSGridModeVecEnv(0, args.num_envs, ai2s=opponents, max_steps=2000, **world)
+        world |= {"ai2s": [microrts_ai.passiveAI] * args.num_envs, "max_steps": 2000}
+        self.envs = MicroRTSGridModeVecEnv(0, args.num_envs, **world)
         self.num_envs = args.num_envs
 
     def masks(self) -> dict:
@@ -50,7 +52,8 @@ class GymMicroRTS:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--wrapper", choices=["ours", "gym_microrts"], required=True)
     parser.add_argument("--env-id", default="MicrortsMining-v1")
     parser.add_argument("--total-timesteps", type=int, default=100_000)
@@ -62,13 +65,17 @@ def main() -> None:
     run_dir = Path(f"runs/{options.env_id}__{options.wrapper}__{options.seed}__{int(time.time())}")
     writer = SummaryWriter(run_dir)
     (run_dir / "config.json").write_text(json.dumps(ppo.provenance(args)))
-    rng, ends, rows = np.random.default_rng(options.seed), np.cumsum([6, 4, 4, 4, 4, 7]), np.arange(args.num_envs)
-    (_, infos), seconds = envs.reset(seed=options.seed), 0.0
+    rng = np.random.default_rng(options.seed)
+    ends = np.cumsum([6, 4, 4, 4, 4, 7])  # of the components after the source cell
+    rows = np.arange(args.num_envs)
+    _, infos = envs.reset(seed=options.seed)
+    seconds = 0.0
     for step in range(1, options.total_timesteps // args.num_envs + 1):
         mask = infos["action_mask"]
         source = (mask[:, :, 0] * rng.random(mask.shape[:2])).argmax(1)
         scores = np.split(mask[rows, source, 1:] * rng.random((args.num_envs, 78)), ends, axis=1)
-        actions, start = np.stack([source, *(score.argmax(1) for score in scores)], 1), time.perf_counter()
+        actions = np.stack([source, *(score.argmax(1) for score in scores)], 1)
+        start = time.perf_counter()
         *_, infos = envs.step(actions)
         seconds += time.perf_counter() - start
         if step % 500 == 0:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO with the hyperparameters of ppo_continuous_mujoco.py, for benchmark/speed.sh.
+"""Stable-Baselines3's PPO with ppo_continuous_mujoco.py's hyperparameters, for speed.sh.
 
 Needs: stable-baselines3, gymnasium[mujoco] and tensorboard.
 Run:   python benchmark/peers/sb3_ppo.py --env-id HalfCheetah-v4 --total-timesteps 102400
@@ -34,7 +34,8 @@ class LogSpeed(BaseCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--env-id", default="HalfCheetah-v4")
     parser.add_argument("--total-timesteps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
@@ -65,7 +66,8 @@ def main() -> None:
         seed=args.seed,
         device="cpu",
     )
-    model.learn(args.total_timesteps, LogSpeed(f"runs/{args.env_id}__sb3_ppo__{args.seed}__{int(time.time())}"))
+    run_dir = f"runs/{args.env_id}__sb3_ppo__{args.seed}__{int(time.time())}"
+    model.learn(args.total_timesteps, LogSpeed(run_dir))
 
 
 if __name__ == "__main__":

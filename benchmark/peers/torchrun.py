@@ -1,4 +1,6 @@
-"""A script of ours in several processes, for speed.sh: SCRIPT=ppo_atari.py PROCESSES=2 python torchrun.py FLAGS...
+"""A script of ours in several processes, for speed.sh.
+
+SCRIPT=ppo_atari.py PROCESSES=2 python torchrun.py FLAGS...
 
 They share the threads of OMP_NUM_THREADS, so that both sides of a pair have the same cores.
 """
