@@ -96,9 +96,9 @@ class Args:
     adam_eps: float = 1e-8  # [P08] epsilon of Adam, torch's default, see [C03]
     aux_adam: bool = False  # an optimizer of its own for the auxiliary phase [P09]
     env_minibatches: bool = False  # minibatches of whole environments in the policy phase [P03]
-    init: Literal["torch", "orthogonal", "normed"] = "normed"  # of all layers [C02] [P07]
+    init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
     layer_norm: bool = False  # normalize the last hidden layer
-    arch: Literal["detach", "dual", "shared"] = "detach"  # of the value's network [P02]
+    arch: Literal["detach", "dual", "shared"] = "detach"  # layout of the value's network [P02]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
     reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
     norm_reward_rollout: bool = False  # update it once a rollout, not once a step [P10]
@@ -108,7 +108,7 @@ class Args:
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
     start_level: int = 0  # the first of --num-levels
-    env_threads: int = 4  # that step the games; 0: none of their own
+    env_threads: int = 4  # threads that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32

@@ -86,7 +86,7 @@ class Args:
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights of the heads, or torch's default [C02]
-    init: Literal["torch", "orthogonal", "normed"] = "torch"  # of the other layers [C02] [P07]
+    init: Literal["torch", "orthogonal", "normed"] = "torch"  # weights below the heads [C02] [P07]
     layer_norm: bool = False  # normalize the last hidden layer
     shared_network: bool = True  # one network for policy and value instead of two [C13]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
@@ -98,7 +98,7 @@ class Args:
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
     start_level: int = 0  # the first of --num-levels
-    env_threads: int = 4  # that step the games; 0: none of their own
+    env_threads: int = 4  # threads that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32

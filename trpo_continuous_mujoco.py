@@ -80,7 +80,7 @@ class Args:
     line_search_steps: int = 10  # policy steps tried, each half as long as the one before [S07]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
-    activation: Literal["tanh", "relu"] = "tanh"  # of the hidden layers
+    activation: Literal["tanh", "relu"] = "tanh"  # nonlinearity of the hidden layers
     init_log_std: float = 0.0  # initial log standard deviation of the policy [M02]
     clip_actions: bool = True  # clip actions to the bounds of the action space [M05]
     squash_actions: bool = False  # squash actions into the bounds with tanh instead [S03]

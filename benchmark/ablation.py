@@ -172,18 +172,29 @@ def change_rows(rows: pd.DataFrame, returns: dict) -> tuple[list[str], list[list
     return mine, cells
 
 
+def without_runs(cells: list[list[str]]) -> tuple[list[list[str]], str]:
+    """Of rows of id, change, seeds, ...: those with runs, and the names of the others."""
+    missing = [row for row in cells if row[2] == "0"]
+    names = ", ".join(f"{row[0]} {row[1]}".strip() for row in missing)
+    return [row for row in cells if row not in missing], f"No runs yet: {names}." if names else ""
+
+
 def details_section() -> str:
-    """A table for each script; changes without runs are there too."""
+    """A table for each script that has runs."""
     returns = returns_of(DETAILS)
+    if not returns:
+        return NONE
     parts = []
     for recipe, title in TITLES.items():
         rows = details_of(recipe)
         envs, cells = change_rows(rows, returns)
+        ran, missing = without_runs(cells)
+        if not ran:
+            parts.append(f"{title}: no runs yet.")
+            continue
         steps = f"{int(rows['steps'].iloc[0]):,} steps"
-        text = table(["id", "change", "seeds", *envs], cells, left=2)
-        parts.append(f"{title}, {steps}:\n\n{text}")
-    if not returns:
-        return "\n\n".join([NONE, *parts])
+        text = table(["id", "change", "seeds", *envs], ran, left=2)
+        parts += [f"{title}, {steps}:", text, *filter(None, [missing])]
     parts += [DIFFERENCE_RULE, ran_on(DETAILS)]
     return "\n\n".join([*parts, effects_section()] if effects() else parts)
 
@@ -251,6 +262,8 @@ def variants_section() -> str:
         groups = [[returns[name, env] for env in shared] for name in (baseline, exp)]
         cell.append("-" if exp == baseline else improvement_cell(*groups))
     head = ["patch", "what", "seeds", *envs, "probability of improvement"]
-    if not returns:
-        return f"{NONE}\n\n{table(head, cells, left=2)}"
-    return "\n\n".join([table(head, cells, left=2), DIFFERENCE_RULE, ran_on(VARIANTS)])
+    ran, missing = without_runs(cells)
+    if not ran:
+        return missing
+    parts = [table(head, ran, left=2), missing, DIFFERENCE_RULE, ran_on(VARIANTS)]
+    return "\n\n".join(filter(None, parts))

@@ -10,8 +10,8 @@ import pandas as pd  # noqa: E402
 from ablation import DETAILS, STUDY, effects, published_study, study_environments  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from recipes import HERE, recipes_of  # noqa: E402
-from results import groups_of, peers, read_curve, read_runs  # noqa: E402
-from stats import FEWEST, mean_interval, pooled  # noqa: E402
+from results import groups_of, peers, published, read_curve, read_runs  # noqa: E402
+from stats import FEWEST, mean_interval  # noqa: E402
 from timing import races  # noqa: E402
 
 FIGURES = HERE / "figures"
@@ -19,6 +19,7 @@ DPI = 160
 WIDTH = 9  # inches: a point is about a pixel of a README
 TITLE, TEXT, SMALL = 12, 11, 9.5
 PEER_COLOURS = ["black", "#8c564b", "#e377c2"]
+BEST = "best published, see the table"
 TIME = "time_to_score"
 
 
@@ -48,21 +49,30 @@ def draw_recipe(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
 
 
 def published_lines(folder: str, of_env: pd.DataFrame) -> dict[str, list[dict]]:
-    """CleanRL's figures beside the recipes of an environment, by the script of ours they are of."""
+    """Label -> published figures: CleanRL's for each script, else the best of any source."""
     found = {}
     for script, group in groups_of(of_env, "script"):
         if figures := peers(folder, group.iloc[0]):
             found[script] = figures
+    if len(found) < 2:
+        found = {"CleanRL's final returns, mean ± deviation of each": f for f in found.values()}
+    else:
+        found = {f"CleanRL's final return {script}": f for script, f in found.items()}
+    rows = published(folder, of_env["env"].iloc[0], of_env["total_timesteps"].iloc[0])
+    if not found and len(rows):
+        found[BEST] = [rows.loc[rows["mean"].idxmax()].to_dict()]
     return found
 
 
 def draw_published(ax, figures: list[dict], colour: str) -> list[float]:
-    """Mean and deviation of the seeds behind CleanRL's figures; returns what must be seen."""
-    mean, deviation, _ = pooled(figures)
+    """A line for each figure, in a band of its deviation; returns what must be seen."""
     style = {"color": colour, "zorder": 1}
-    ax.axhline(mean, linestyle="--", linewidth=1.3, **style)
-    ax.axhspan(mean - deviation, mean + deviation, alpha=0.08, linewidth=0, **style)
-    return [mean]
+    for row in figures:
+        mean, deviation = row["mean"], row["std"]
+        ax.axhline(mean, linestyle="--", linewidth=1.3, **style)
+        if deviation > 0:
+            ax.axhspan(mean - deviation, mean + deviation, alpha=0.08, linewidth=0, **style)
+    return [row["mean"] for row in figures]
 
 
 def limits(ax, seen: list[float]) -> None:
@@ -95,12 +105,10 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float)
         entries[group["label"].iloc[0], colour] = len(group)
         seen += [y.min(), y.max()]
     lines = published_lines(folder, of_env)
-    for (script, figures), colour in zip(lines.items(), PEER_COLOURS):
+    for (label, figures), colour in zip(lines.items(), PEER_COLOURS):
+        colour = "#7f7f7f" if label == BEST else colour
         seen += draw_published(ax, figures, colour)
-        name = script if len(lines) > 1 else ""
-        entries[
-            f"CleanRL's final return {name}".strip() + ", mean ± deviation of its seeds", colour
-        ] = None
+        entries[label, colour] = None
     limits(ax, seen)
     ax.set_title(two_lines(of_env["env"].iloc[0]), fontsize=TITLE)
     return entries
@@ -168,8 +176,8 @@ def draw_race(ax, at: float, race, colour: str, end: float) -> None:
     reached = race.seconds[np.isfinite(race.seconds)]
     ax.scatter(reached, np.full(len(reached), at), color=colour, s=28, zorder=3, alpha=0.8)
     if missing := len(race.seconds) - len(reached):
-        how = {"color": colour, "ha": "center", "va": "center", "fontsize": SMALL}
-        ax.text(end, at, f"{missing} of {len(race.seconds)}", **how)
+        how = {"color": colour, "ha": "right", "va": "center", "fontsize": SMALL}
+        ax.text(end, at, f"{missing} of {len(race.seconds)} never", **how)
     median = np.median(race.seconds)
     if np.isfinite(median):
         ax.plot([median, median], [at - 0.13, at + 0.13], color=colour, linewidth=3, zorder=4)
@@ -185,7 +193,7 @@ def draw_times() -> None:
     theirs, ours = published_minutes(), measured_minutes()
     colours, counts = recipes_of(FOLDER)["colour"], {}
     envs = list(dict.fromkeys(race.env for race in found))
-    end = 8000  # seconds, where those are drawn that never get there
+    end = 12000  # seconds, where it says how many never get there
     fig, ax = plt.subplots(figsize=(WIDTH, 0.75 * len(envs) + 1.9))
     for i, env in enumerate(envs):
         here = [race for race in found if race.env == env]
@@ -199,16 +207,15 @@ def draw_times() -> None:
             ax.axhline(i - 0.5, color="#cccccc", linewidth=0.8)
     ax.set_xscale("log")
     ticks = [3, 10, 30, 100, 300, 1000, 3000, end]
-    ax.set_xticks(ticks, [*map(str, ticks[:-1]), "never"], fontsize=SMALL)
+    ax.set_xticks(ticks[:-1], map(str, ticks[:-1]), fontsize=SMALL)
     ax.minorticks_off()
-    ax.set_xlim(right=1.6 * end)
+    ax.set_xlim(right=1.1 * end)
     names = [f"{env}\n{race_score(found, env):.0f}" for env in envs]
     ax.set_yticks(range(len(envs)), names, fontsize=SMALL)
     ax.set_ylim(len(envs) - 0.5, -0.5)
     ax.grid(axis="x", alpha=0.3)
-    ax.set_xlabel(
-        "seconds of training until CleanRL's score; dots: seeds, bars: medians", fontsize=TEXT
-    )
+    text = "seconds of training until CleanRL's score; dots: seeds, bars: medians of all seeds"
+    ax.set_xlabel(text, fontsize=TEXT)
     add_legend(fig, handles_of(counts) + peer_handles(), 2)
     save(fig, TIME)
 
@@ -221,7 +228,7 @@ def peer_handles() -> list[Line2D]:
     """CleanRL's whole runs."""
     how = {"color": "black", "linestyle": "", "markersize": 7}
     published = Line2D([], [], marker="D", label="CleanRL's whole 1M steps, published", **how)
-    measured = Line2D([], [], marker="s", label="the same, measured here", **how)
+    measured = Line2D([], [], marker="s", label="the same, extrapolated here", **how)
     return [published, measured]
 
 

@@ -10,31 +10,36 @@ from tables import table
 SHOWN = {"True": "on", "False": "off", "None": "", "Path(__file__).stem": "the script's name"}
 
 
-def flags_of(script: Path) -> dict[str, tuple[str, str]]:
-    """Flag -> (default, help), the comment beside a field of Args or the string under it."""
+def choices_of(annotation: ast.expr) -> str:
+    """What a flag of type `Literal[...]` may be; empty for other types."""
+    if not isinstance(annotation, ast.Subscript) or annotation.value.id != "Literal":
+        return ""
+    return ", ".join(str(choice) for choice in ast.literal_eval(annotation.slice))
+
+
+def flags_of(script: Path) -> dict[str, tuple[str, str, str]]:
+    """Flag -> default, choices and help: the comment beside a field of Args."""
     source = script.read_text()
     tree, lines = ast.parse(source), source.splitlines()
     (args,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Args"]
     flags = {}
-    for field, below in zip(args.body, [*args.body[1:], None]):
+    for field in args.body:
         if not isinstance(field, ast.AnnAssign):
             continue
         value = field.value  # of one line, whose text ast.get_source_segment is slow to find
         default = lines[value.lineno - 1][value.col_offset : value.end_col_offset]
-        if isinstance(below, ast.Expr):
-            effect = " ".join(below.value.value.split())
-        else:
-            effect = lines[field.end_lineno - 1][field.end_col_offset :].lstrip(" #")
+        effect = lines[field.end_lineno - 1][field.end_col_offset :].lstrip(" #")
         name = f"--{field.target.id.replace('_', '-')}"
-        flags[name] = SHOWN.get(default, default.strip('"')), effect
+        shown = SHOWN.get(default, default.strip('"'))
+        flags[name] = shown, choices_of(field.annotation), effect
     return flags
 
 
 def flags_table(name: str) -> str:
     """The flags of one script."""
     flags = flags_of(HERE.parent / f"{name}.py")
-    rows = [[f"`{flag}`", default, effect] for flag, (default, effect) in flags.items()]
-    return table(["flag", "default", "effect"], rows, left=3)
+    rows = [[f"`{flag}`", *facts] for flag, facts in flags.items()]
+    return table(["flag", "default", "choices", "effect"], rows, left=4)
 
 
 def all_flags() -> str:

@@ -235,12 +235,13 @@ def start_section() -> str:
     """The run of start.sh in a sentence."""
     run = read_runs("start").iloc[0]
     steps = read_curve(run["path"])["step"].iloc[-1]
-    text = f"A return of {number(run['final_return'])} (mean of the last 100 training episodes) "
-    text += f"after {steps:,} steps and {run['seconds']:.0f} seconds of training on one thread"
-    about = f"{run['hardware']}; {run['versions']}; commit {run['commit']}"
-    trouble = labels([run.to_dict()])
-    about += f", {trouble}" if trouble else ""
-    return f"{text} ({about})."
+    text = f"{run['env']}, {run['label']} recipe, one seed: a return of "
+    text += f"{number(run['final_return'])} (mean of the last 100 training episodes) after "
+    text += f"{steps:,} steps and {run['seconds']:.0f} seconds of training on one thread "
+    text += f"({run['hardware']})."
+    if trouble := labels([run.to_dict()]):
+        text += f" Not traceable: {trouble}."
+    return text
 
 
 def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:

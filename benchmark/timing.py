@@ -26,12 +26,12 @@ which several ran at a time on a busy machine. Short windows have less than 30 s
 are less than five, a busy machine had a load above 0.5 before.
 """.strip().replace("\n", " ")
 TIME_RULE = """
-The score is the mean of all seeds that CleanRL has published for the environment. Seconds are
-those of training until the mean of the last 100 training episodes (of all so far, if fewer) first
-reaches it, on a grid of 1% of the run; a seed that does not counts as slower than all that do. Our
-runs had one thread each, several at a time. CleanRL's whole runs have 1M steps, in seconds: as
-published (its docs/benchmark, with videos and logging, on 10 cores), and as measured here, 1M
-divided by the steps/s of its script under Speed. Its score is that at their end.
+The score is the mean of CleanRL's published figures, weighted by seeds. Ours: seconds of training,
+compilation included, until the mean of the last 100 episodes (of all so far, if fewer) first
+reaches it, on a grid of 1% of the run; a seed that never does counts as slower than all others.
+Our runs had one thread each, several at a time. CleanRL's: seconds of its whole run of 1M steps,
+at whose end it has the score; published in its docs/benchmark (with videos and logging, 10 cores),
+and extrapolated here from the steps/s of its script under Speed.
 """.strip().replace("\n", " ")
 
 
@@ -211,6 +211,6 @@ def time_section() -> str:
         rows.append([*first, *race_row(race), *last])
         above = race.env
     head = ["environment", "score", "recipe", "seconds to it (median)", "fastest to slowest"]
-    head += ["seeds that reach it", "CleanRL's whole run, published", "the same, measured here"]
+    head += ["seeds that reach it", "CleanRL's run, published", "extrapolated here"]
     figure = "![Time to CleanRL's score](benchmark/figures/time_to_score.png)"
     return "\n\n".join([table(head, rows, left=3), TIME_RULE, figure])

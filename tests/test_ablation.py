@@ -48,7 +48,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 # -- nothing yet --
 def test_without_runs_the_tables_say_so(put):
     for section in (ablation.study_section, ablation.details_section, ablation.variants_section):
-        assert section().startswith("No runs yet.")
+        assert section().startswith("No runs yet")
     assert ablation.effects_section() == "No runs yet." and ablation.effects() == []
     for name in (ablation.STUDY, ablation.DETAILS):
         figures.draw(name)
