@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -704,9 +705,14 @@ def test_links_to_details_are_seen_from_the_page():
 @pytest.mark.parametrize("script", recipes.SCRIPTS)
 def test_the_table_of_a_script_has_its_flags(script):
     rows = scripts.flags_table(script).splitlines()
-    assert rows[0] == "| flag | default | effect |" and "; or:" not in "".join(rows)
-    named = [re.match(r"\| `--([\w-]+)` \|", row)[1].replace("-", "_") for row in rows[2:]]
-    assert named == list(vars(import_module(script).Args()))
+    assert rows[0] == "| flag | default | choices | effect |" and "; or:" not in "".join(rows)
+    cells = [row.strip("| ").split(" | ") for row in rows[2:]]
+    args = import_module(script).Args
+    types = get_type_hints(args)
+    assert [row[0].strip("`-").replace("-", "_") for row in cells] == list(vars(args()))
+    for row, kind in zip(cells, types.values()):
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        assert row[2].strip() == ", ".join(choices) and row[3]
 
 
 def test_one_block_can_be_made_alone(copy):
