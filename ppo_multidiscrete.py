@@ -547,8 +547,7 @@ def check_args(args: Args) -> None:
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    choices = args.discretize_actions
-    require(choices != 1, f"--discretize-actions ({choices}) must be at least 2")
+    require(args.discretize_actions != 1, "--discretize-actions (1) must be at least 2")
     check_microrts(args)
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     if not args.evaluate:
@@ -698,8 +697,8 @@ def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np
     """What may be chosen now, (N, F, 1 + R) bool: a row for each value of the first component.
 
     A row says whether the value is allowed, then which choices of the other components go with it.
-    An environment's mask has this form too; a component without a choice is then ignored. Or it is
-    one row (F + R,) for all values; then every component needs a choice.
+    An environment's mask has this form too; a component without a choice is then ignored, and all
+    are if the first has none. Or it is one row (F + R,) for all values, which all need a choice.
     """
     N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
     given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
@@ -718,7 +717,7 @@ def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np
     fits = mask.shape == (N, F, 1 + R)
     forms = f"{(F + R,)} or {(F, 1 + R)}"
     require(fits, f"{args.env_id} gives an action mask {mask.shape[1:]} where {forms} is needed")
-    return mask
+    return mask & mask[:, :, :1].any(axis=1, keepdims=True)
 
 
 def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:

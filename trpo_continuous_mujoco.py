@@ -9,7 +9,7 @@ Run:     uv run trpo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
 Expect:  not measured yet; "PPO and TRPO" in docs/results.md will have it
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the step
-         of the policy alone: [S05] to [S08], as in baselines/trpo_mpi. The rest is plumbing.
+         of the policy alone: [S05] to [S07] after baselines/trpo_mpi, [S08]. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the policy has P parameters.
 """
@@ -76,7 +76,7 @@ class Args:
     # -- details --
     cg_steps: int = 10  # steps of conjugate gradient [S05]
     cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix [S06]
-    fisher_every: int = 5  # the Fisher matrix is that of every n-th sample of a rollout [S06]
+    fisher_every: int = 5  # the Fisher matrix is that of every n-th step of a rollout [S06]
     line_search_steps: int = 10  # policy steps tried, each half as long as the one before [S07]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
@@ -465,7 +465,8 @@ def train(args: Args) -> dict:
         batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "noise": b_noise}
         loss, _ = trpo_loss(agent, b_policy, batch, args)
         gradient = flatten(torch.autograd.grad(loss, agent.policy_parameters()))  # (P,)
-        fisher = partial(fisher_vector_product, agent, b_obs[:: args.fisher_every], args)
+        f_obs = b_obs.view(T, N, -1)[:: args.fisher_every].flatten(0, 1)
+        fisher = partial(fisher_vector_product, agent, f_obs, args)
         direction = conjugate_gradient(fisher, -gradient, args.cg_steps)  # [S05] natural gradient
         step = direction * (2 * max_kl / (direction @ fisher(direction))).sqrt()  # KL: max_kl
         policy_stats = line_search(agent, params, step, b_policy, batch, max_kl, args)

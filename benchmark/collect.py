@@ -16,6 +16,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import have
 import numpy as np
 import torch
 
@@ -66,6 +67,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "args": json.dumps(args),
         "commit": config["commit"] or os.environ.get("COMMIT", ""),  # where there was no git
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        **have.patch_in(source),  # what of a variant decides whether it is run again
         "versions": ", ".join(f"{name} {version}" for name, version in config["versions"].items()),
         "hardware": config["hardware"],
         "threads": config.get("threads", "not recorded"),

@@ -9,6 +9,8 @@ scripts=("$(realpath "$1")" "$(realpath "$2")") flags=()
 for flag in "${@:3}"; do [[ $flag == --dry-run ]] || flags+=("$flag"); done
 SUITE=compare STEPS=${STEPS:-1000000} SEEDS=${SEEDS:-1 2 3 4 5} ENVS=${ENVS:-HalfCheetah-v4} SCRIPT=
 source "$(dirname "$0")/run.sh"
+[[ ! ${SUFFIX:-} ]] || { echo "error: no SUFFIX here: names hold what is compared" >&2; exit 2; }
+check_flags "${scripts[@]}"
 
 names=()
 for script in "${scripts[@]}"; do
@@ -20,4 +22,5 @@ for i in 0 1; do
     SCRIPT=${scripts[i]}
     run_plan < <(for env in $ENVS; do echo "$env ${names[i]} ${flags[*]}"; done)
 done
+finish
 [[ $DRY_RUN ]] || ${PYTHON} benchmark/compare.py "${names[@]}"

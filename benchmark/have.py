@@ -14,6 +14,7 @@ script's text: nothing is imported, so that a suite can ask this for each of its
 import argparse
 import ast
 import json
+import re
 import shlex
 import sys
 from functools import cache
@@ -56,11 +57,18 @@ def parse(flags: list[str], fields: dict) -> dict:
     return vars(args) | ({"other flags": shlex.join(others)} if others else {})
 
 
+def patch_in(script: Path) -> dict:
+    """{"patch": digest} of a script that patches.py made, which says so in its last line."""
+    found = re.search(r"\n# changed by .*, digest (\w+)\n$", script.read_text())
+    return {"patch": found[1]} if found else {}
+
+
 def stored_args(file: Path, fields: dict) -> dict:
-    """The arguments of a run, and the name of its script."""
+    """The arguments of a run, the name of its script, and the digest of its patch."""
     if file.suffix == ".json":  # to be resumed, so exactly those of today's script
         config = json.loads(file.read_text())
-        return config["args"] | {"script": Path(shlex.split(config["command"])[0]).stem}
+        script = file.parent / Path(shlex.split(config["command"])[0]).name  # the run's copy
+        return config["args"] | {"script": script.stem} | patch_in(script)
     comments = [line[2:] for line in file.read_text().splitlines() if line.startswith("# ")]
     facts = dict(comment.split(": ", 1) for comment in comments)
     gone = {name: (type(value), value) for name, value in GONE.items() if name not in fields}
@@ -70,13 +78,14 @@ def stored_args(file: Path, fields: dict) -> dict:
     else:
         args = parse(shlex.split(facts["command"])[1:], fields | gone)
     args = {k: v for k, v in args.items() if k not in gone or v != GONE[k]}
-    return args | {"script": facts["script"]}
+    patch = {"patch": facts["patch"]} if "patch" in facts else {}
+    return args | {"script": facts["script"]} | patch
 
 
 def differences(file: Path, script: Path, flags: list[str]) -> list[str]:
     """What the run of the file has, and what is asked for, where it is not the same."""
     fields = fields_of(script)
-    asked = parse(flags, fields) | {"script": script.stem}
+    asked = parse(flags, fields) | {"script": script.stem} | patch_in(script)
     stored = stored_args(file, fields)
     found = []
     for name in sorted((asked.keys() | stored.keys()) - FREE):

@@ -1,8 +1,12 @@
 """variants/NAME.patch -> runs/variants/NAME.py: the script of its line `--- SCRIPT.py`, changed.
 
 python benchmark/patches.py variants/NAME.patch      prints the path of the changed script
+
+Its last line is a comment with a digest of the lines that the patch takes away and adds: results
+of a patch that says something else by now are not those of today's (see have.py).
 """
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -17,6 +21,13 @@ def original_of(patch: Path) -> str:
     return re.search(r"(?m)^--- (\w+\.py)\s", patch.read_text())[1]
 
 
+def digest_of(patch: Path) -> str:
+    """Of the lines that it takes away and adds, not of where they are."""
+    body = patch.read_text().partition("\n@@")[2]
+    lines = [line for line in body.splitlines() if line[:1] in ("+", "-")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
 def patched(patch: Path, folder: Path) -> Path:
     """The changed script in a folder; a line there that no longer fits is an error."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,6 +39,8 @@ def patched(patch: Path, folder: Path) -> Path:
     if done.returncode:
         script.unlink(missing_ok=True)
         raise ValueError(f"{patch.name} does not fit {original_of(patch)}: {done.stdout}")
+    with open(script, "a") as file:
+        file.write(f"# changed by {patch.name}, digest {digest_of(patch)}\n")
     return script
 
 

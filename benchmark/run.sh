@@ -11,6 +11,7 @@
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch
 export SUITE SCRIPT STEPS FLAGS=${FLAGS:-} PYTHON=${PYTHON:-uv run python} DRY_RUN=
+FAILED= # set by a run that has no result; the others go on
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -19,7 +20,7 @@ ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file, its f
     name=${env}__${3}__$1 csv=benchmark/results/$SUITE${SUFFIX:-}/$env/${3}__$1.csv
     read -ra python <<< "$PYTHON"
     read -ra flags <<< "$FLAGS"
-    flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${flags[@]}" "${@:4}")
+    flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${@:4}" "${flags[@]}")
 }
 
 find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint and with these flags
@@ -86,19 +87,24 @@ stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, 
     exit 130
 }
 
-check_flags() { # FLAGS may not change what is learned: the results would pass for those of the recipe
-    local python flags message
+check_flags() { # SCRIPT...: FLAGS may not change what is learned: the results would pass for those of the recipe
+    local python flags message script
+    [[ $FLAGS && ! ${SUFFIX:-} ]] || return 0
     read -ra python <<< "$PYTHON"
     read -ra flags <<< "$FLAGS"
-    [[ -z $FLAGS || ${SUFFIX:-} ]] && return
-    message=$("${python[@]}" benchmark/have.py --free "$SCRIPT" "${flags[@]}") && return
-    echo "error: FLAGS may not have ${message:-this}; SUFFIX=_name keeps such runs apart, in results/${SUITE}_name" >&2
-    exit 2
+    for script; do
+        message=$("${python[@]}" benchmark/have.py --free "$script" "${flags[@]}") && continue
+        echo "error: FLAGS may not have ${message:-this} for $script; SUFFIX=_name keeps such runs in a folder of their own" >&2
+        exit 2
+    done
+}
+
+finish() { # the end of a suite
+    [[ ! $FAILED ]] || exit 1
 }
 
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
     local plan runs seed line group status=0 first=${PLANNED:-0}
-    check_flags
     export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done)
@@ -127,7 +133,7 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
         [[ $DRY_RUN ]] || echo "complete: $PYTHON benchmark/report.py shows benchmark/results/$SUITE${SUFFIX:-}"
     else
         echo "error: not every run has a result, see above; start the suite again to go on" >&2
-        exit 1
+        FAILED=yes
     fi
 }
 
@@ -156,8 +162,17 @@ plan_of() { # SUITE RECIPE: SCRIPT ENV EXP FLAGS... of each experiment, environm
     done
 }
 
+scripts_of() { # SUITE RECIPE...: their scripts, those of patches made anew
+    local recipe script
+    for recipe in "${@:2}"; do plan_of "$1" "$recipe"; done | awk '!seen[$1]++ { print $1 }' |
+        while read -r script; do script_of "$script"; done
+}
+
 run_in_turns() { # SUITE RECIPE...: all runs of all recipes, but the first three seeds of each before the next two of any
-    local suite=$1 recipe turn seeds asked_seeds=${SEEDS:-} asked_steps=${STEPS:-}
+    local suite=$1 recipe turn seeds scripts asked_seeds=${SEEDS:-} asked_steps=${STEPS:-}
+    scripts=$(scripts_of "$@") || exit 2
+    # shellcheck disable=SC2086
+    check_flags $scripts
     for turn in 1-3 4-5 6-; do
         for recipe in "${@:2}"; do
             IFS=, read -r _ _ _ _ _ _ seeds _ < <(rows_of "$suite" "$recipe")
@@ -165,18 +180,29 @@ run_in_turns() { # SUITE RECIPE...: all runs of all recipes, but the first three
             [[ ! $asked_seeds ]] || { [[ $turn == 1-3 ]] && seeds=$asked_seeds || seeds=; }
             [[ ${seeds// /} && $(plan_of "$suite" "$recipe") ]] || continue # nothing of it with these ENVS
             SEEDS=$seeds STEPS=$asked_steps
-            run_suite "$suite" "$recipe" ${DRY_RUN:+--dry-run}
+            run_recipe "$suite" "$recipe"
         done
     done
+    finish
 }
 
 run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of the first
-    local suite=$1 recipe=${2:-} plan seeds steps cores script
+    local suite=$1 recipe=${2:-} scripts
     [[ $recipe && $recipe != --dry-run ]] || recipe=$(recipes_of "$suite" | head -n 1)
-    [[ ${3:---dry-run} == --dry-run ]] && plan=$(plan_of "$suite" "$recipe") && [[ $plan ]] || {
+    [[ ${3:---dry-run} == --dry-run && $(plan_of "$suite" "$recipe") ]] || {
         echo "usage: bash benchmark/$suite.sh [$(recipes_of "$suite" | paste -sd'|' | sed 's/|/ | /g')] [--dry-run]" >&2
         exit 2
     }
+    scripts=$(scripts_of "$suite" "$recipe") || exit 2
+    # shellcheck disable=SC2086
+    check_flags $scripts
+    run_recipe "$suite" "$recipe"
+    finish
+}
+
+run_recipe() { # SUITE RECIPE: all its runs, one plan for each script
+    local suite=$1 recipe=$2 plan seeds steps cores script
+    plan=$(plan_of "$suite" "$recipe")
     IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
     STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
     [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}

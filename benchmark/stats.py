@@ -31,12 +31,16 @@ def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
 def relative_difference(pairs: list[tuple]) -> tuple[float, float, float]:
     """Mean over tasks of mean(y) / mean(x) - 1, and its 95% interval: Welch's, over all seeds.
 
-    pairs: (x, y) of each task. The mean of x only scales its task: it has no error in that.
+    pairs: (x, y) of each task. The error of a ratio is that of the delta method.
     """
     k = len(pairs)
     ratio = sum((np.mean(y) - np.mean(x)) / abs(np.mean(x)) for x, y in pairs) / k
-    errors = [np.var(z, ddof=1) / len(z) / (k * np.mean(x)) ** 2 for x, y in pairs for z in (x, y)]
-    degrees = [len(z) - 1 for pair in pairs for z in pair]
+    errors, degrees = [], []
+    for x, y in pairs:
+        ratio_of_task = np.mean(y) / np.mean(x)
+        for z, weight in ((x, ratio_of_task), (y, 1)):
+            errors.append((weight / (k * np.mean(x))) ** 2 * np.var(z, ddof=1) / len(z))
+            degrees.append(len(z) - 1)
     if sum(errors) == 0:
         return ratio, ratio, ratio
     freedom = sum(errors) ** 2 / sum(e**2 / n for e, n in zip(errors, degrees))

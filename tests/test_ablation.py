@@ -159,8 +159,12 @@ def test_effects_are_shares_over_all_tasks(put):
 
 
 def test_a_relative_difference_of_one_task_is_welchs():
-    x, y = np.array([10.0, 12.0, 14.0]), np.array([4.0, 6.0, 8.0, 11.0])
+    """As long as the means are equal, or the first is known exactly."""
+    x, y = np.array([10.0, 12.0, 14.0]), np.array([9.0, 11.0, 13.0, 15.0])
     expected = np.array(stats.difference(x, y)) / 12
+    exact, lower = np.array([12.0, 12.0]), np.array([4.0, 6.0, 8.0, 11.0])
+    interval = np.array(stats.difference(exact, lower)) / 12
+    assert stats.relative_difference([(exact, lower)]) == pytest.approx(tuple(interval))
     assert stats.relative_difference([(x, y)]) == pytest.approx(tuple(expected))
     twice = stats.relative_difference([(x, y), (100 * x, 100 * y)])
     assert twice[0] == pytest.approx(expected[0]) and twice[2] < expected[2]
@@ -168,14 +172,15 @@ def test_a_relative_difference_of_one_task_is_welchs():
     assert stats.relative_difference([(same, same)]) == (0, 0, 0)
 
 
-def test_the_interval_of_a_relative_difference_covers():
+@pytest.mark.parametrize("factor", [0.1, 0.9, 2, 3])
+def test_the_interval_of_a_relative_difference_covers(factor):
     """95 of 100 times, over 2,000 draws of three tasks with five seeds each."""
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(2000):
-        pairs = [(rng.normal(100, 10, 5), rng.normal(90, 20, 5)) for _ in range(3)]
-        _, low, high = stats.relative_difference(pairs)
-        hits += low <= -0.1 <= high
+        x, y = rng.normal(100, 25, (3, 5)), factor * rng.normal(100, 25, (3, 5))
+        _, low, high = stats.relative_difference(list(zip(x, y)))
+        hits += low <= factor - 1 <= high
     assert 0.93 < hits / 2000 < 0.975
 
 

@@ -29,6 +29,7 @@ import ablation  # noqa: E402
 import collect  # noqa: E402
 import compare  # noqa: E402
 import have  # noqa: E402
+import patches  # noqa: E402
 import provenance  # noqa: E402
 import recipes  # noqa: E402
 import report  # noqa: E402
@@ -236,9 +237,51 @@ def test_what_changes_learning_is_no_flag_for_a_whole_suite(flags, words, copy):
     """Unless its results go to a folder of their own."""
     variables = CARTPOLE | {"FLAGS": flags}
     command = ["benchmark/classic.sh", "--dry-run"]
-    assert f"FLAGS may not have {words};" in output_of(suite(copy, *command, **variables), code=2)
+    output = output_of(suite(copy, *command, **variables), code=2)
+    assert f"FLAGS may not have {words} for ppo.py;" in output
     output = output_of(suite(copy, *command, SUFFIX="_other", **variables))
     assert flags in output and "--exp-name ppo" in output
+
+
+def test_flags_come_after_those_of_the_recipe(copy):
+    """The last one counts: LunarLander's recipe has a gamma of its own."""
+    variables = {"FLAGS": "--gamma 0.9", "SUFFIX": "_other", "SEEDS": "11"}
+    output = output_of(suite(copy, "benchmark/classic.sh", "lunar", "--dry-run", **variables))
+    assert re.findall(r"--gamma (\S+)", output) == ["0.999", "0.9"]
+
+
+def test_flags_are_checked_for_all_scripts_before_the_first_run(copy):
+    """ppo.py, of the last plans, does not compile."""
+    command = ["benchmark/ablation.sh", "--dry-run"]
+    output = output_of(suite(copy, *command, FLAGS="--no-compile", SEEDS="1"), code=2)
+    assert output.startswith("error: FLAGS may not have") and "for ppo.py" in output
+    assert "no SUFFIX" in output_of(
+        suite(copy, "benchmark/compare.sh", "ppo.py", "ppo_atari.py", SUFFIX="_x"), code=2
+    )
+
+
+def test_results_of_another_patch_are_not_had(tmp_path):
+    """A variant is its text: that of its changed lines is in the results file."""
+    patch, script = tmp_path / "mine.patch", tmp_path / "made" / "mine.py"
+    found = {}
+    for name in ("0.9", "0.8"):
+        changed = (
+            (ROOT / "ppo.py").read_text().replace("gamma: float = 0.99", f"gamma: float = {name}")
+        )
+        (tmp_path / "ppo.py").write_text(changed)
+        command = ["diff", "-u", ROOT / "ppo.py", tmp_path / "ppo.py"]
+        diff = subprocess.run(command, capture_output=True, text=True).stdout
+        patch.write_text(re.sub(r"(?m)^(---|\+\+\+) \S+/", r"\1 ", diff))
+        found[name] = patches.patched(patch, tmp_path / "made").read_text()
+    assert have.patch_in(ROOT / "ppo.py") == {}
+    args = {name: default for name, (_, default) in have.fields_of(script).items()}
+    args |= {"exp_name": "mine"}
+    file = tmp_path / "mine__1.csv"
+    for name, differs in (("0.8", []), ("0.9", ["patch"])):
+        (tmp_path / "copy.py").write_text(found[name])
+        digest = have.patch_in(tmp_path / "copy.py")["patch"]
+        file.write_text(f"# script: mine\n# args: {json.dumps(args)}\n# patch: {digest}\nstep\n")
+        assert [text.split()[0] for text in have.differences(file, script, [])] == differs
 
 
 def test_a_run_is_resumed_if_it_has_a_checkpoint_and_the_arguments_asked_for(copy):
@@ -473,6 +516,16 @@ def test_runs_side_by_side_have_one_gpu_each(copy):
     output_of(suite(copy, "benchmark/mujoco.sh", **variables), code=1)
     gpus = (copy / "gpus").read_text().split()
     assert sorted(gpus) == ["3", "3", "5", "5"] and gpus[0] != gpus[1]
+
+
+def test_runs_that_fail_hold_up_no_others(copy):
+    """A suite of two scripts whose runs all fail starts all of them, and fails at its end."""
+    (copy / "python.sh").write_text('echo "$1" >> started; exit 1\n')
+    variables = {"PYTHON": "bash python.sh", "SEEDS": "1", "ENVS": "Hopper-v4"}
+    output = output_of(suite(copy, "benchmark/ablation.sh", "study", **variables), code=1)
+    started = (copy / "started").read_text().split()
+    assert started.count("ppo_continuous_mujoco.py") == 3
+    assert started.count("trpo_continuous_mujoco.py") == 2 and output.count("FAIL") == 5
 
 
 @pytest.mark.e2e

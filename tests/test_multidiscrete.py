@@ -378,6 +378,15 @@ def test_masks_of_one_row_hold_for_every_value_of_the_first_component(tiny_multi
         assert options.shape == (2, 3, 7) and options.all()
 
 
+def test_without_a_first_value_nothing_is_allowed(tiny_multidiscrete):
+    """Whatever the rows say that go with it: those of one environment that is idle."""
+    mask = np.ones((2, 3, 7), bool)
+    mask[1, :, 0] = False
+    given = {"_action_mask": np.ones(2, bool), "action_mask": mask}
+    got = ppo.action_options(tiny_multidiscrete(), [3, 2, 4], given, True)
+    assert got[0].all() and not got[1].any() and mask[1, :, 1:].all()
+
+
 def number_of_invalid(played: list) -> int:
     """Choices that were not allowed, of components that had one."""
     invalid = 0

@@ -93,14 +93,18 @@ def test_fisher_matrix_is_the_mean_square_of_scores(agent):
     torch.testing.assert_close(estimate, fisher_matrix(agent, obs), rtol=0.05, atol=0.05)
 
 
-def test_fisher_matrix_sees_every_nth_sample(run_trpo, spy):
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_fisher_matrix_sees_every_nth_step(num_envs, run_trpo, spy):
+    """Of all environments, as many as there may be."""
     searches = spy(trpo, "line_search")
     products = spy(trpo, "fisher_vector_product")
-    run_trpo(fisher_every=3, cg_steps=4)
+    size = {"num_envs": num_envs, "num_steps": 32, "total_timesteps": 2 * 32 * num_envs}
+    run_trpo(fisher_every=3, cg_steps=4, num_minibatches=4, **size)
     assert len(products) == 2 * 5  # once more for the length of the step
     for i, (arguments, _) in enumerate(products):
         obs = searches[i // 5][0][4]["obs"]
-        assert len(obs) == 32 and torch.equal(arguments[1], obs[::3])
+        steps = obs.view(32, num_envs, -1)[::3]
+        assert torch.equal(arguments[1], steps.flatten(0, 1)) and len(steps) == 11
 
 
 # -- conjugate gradient --
@@ -291,7 +295,9 @@ def test_the_whole_step_is_as_long_as_the_limit(searches, run_trpo):
     run_trpo(max_kl=0.03, fisher_every=2, cg_damping=0.01, **REAL)
     for search in searches:
         agent, batch, step = search["before"], search["batch"], search["step"]
-        product = trpo.fisher_vector_product(agent, batch["obs"][::2], search["args"], step)
+        args = search["args"]
+        obs = batch["obs"].view(args.num_steps, args.num_envs, -1)[::2].flatten(0, 1)
+        product = trpo.fisher_vector_product(agent, obs, args, step)
         assert (step @ product).item() / 2 == pytest.approx(0.03, rel=1e-3)
         loss, _ = trpo.trpo_loss(agent, search["policy"], batch, search["args"])
         gradient = trpo.flatten(torch.autograd.grad(loss, agent.policy_parameters()))
