@@ -65,7 +65,9 @@ def test_a_patch_fits_its_script_and_says_what_it_is(patch, tmp_path):
     assert 1 <= len(changed) <= 20
     script = patches.patched(patch, tmp_path)
     original = (ROOT / patches.original_of(patch)).read_text().splitlines()
-    left = [line for line in script.read_text().splitlines() if line not in original]
+    *made, last = script.read_text().splitlines()
+    assert last == f"# changed by {patch.name}, digest {patches.digest_of(patch)}"
+    left = [line for line in made if line not in original]
     assert left == [line[1:] for line in changed if line[0] == "+" and line[1:] not in original]
     assert max(map(len, script.read_text().splitlines())) <= 100
 
@@ -77,6 +79,8 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
     module, run = variant(patch.stem)
     if "staggered" in patch.stem:
         small |= {"env_id": "HalfCheetah-v4", "num_steps": 260, "total_timesteps": 3120}
+    if "xavier" in patch.stem:
+        small |= {"ortho_init": False}
     if patch.stem == "two_masks":
         small |= {"env_id": "MicrortsRandomEnemyShapedReward3-v1"}
     row = SCRIPTS[patches.original_of(patch).removesuffix(".py")]
@@ -91,7 +95,8 @@ def test_every_patch_has_a_row_and_every_row_a_patch():
     rows = recipes.read_recipes()
     named = set(rows["script"][rows["script"].str.endswith(".patch")])
     assert named == {f"variants/{patch.name}" for patch in PATCHES}
-    for _, row in rows[rows["script"].isin(named)].iterrows():
+    presets = rows["recipe"].str.startswith("study")  # of which some have other initial weights
+    for _, row in rows[rows["script"].isin(named) & ~presets].iterrows():
         assert row["experiment"] == Path(row["script"]).stem
 
 
@@ -114,7 +119,8 @@ def test_a_patch_is_made_as_the_page_says(tmp_path):
     )
     (tmp_path / "mine.patch").write_text("A shorter horizon.\n" + diff.stdout)
     made = patches.patched(tmp_path / "mine.patch", tmp_path / "made")
-    assert made.name == "mine.py" and made.read_text() == (tmp_path / "my_ppo.py").read_text()
+    *lines, _ = made.read_text().splitlines(keepends=True)
+    assert made.name == "mine.py" and "".join(lines) == (tmp_path / "my_ppo.py").read_text()
 
 
 @pytest.mark.e2e
@@ -143,6 +149,20 @@ def test_variant_sh_trains_both_and_reports_them(tmp_path):
 
 
 # -- one by one --
+@pytest.mark.parametrize("name", ["xavier", "trpo_xavier"])
+def test_xaviers_weights_are_uniform_up_to_his_bound(name, variant):
+    """sqrt(6 / (inputs + outputs)); biases are 0, and the orthogonal weights stay."""
+    module, _ = variant(name)
+    torch.manual_seed(0)
+    layer = module.layer_init(torch.nn.Linear(100, 200), 3.0, module.Args(ortho_init=False))
+    bound = (6 / 300) ** 0.5
+    assert 0.99 * bound < layer.weight.abs().max() <= bound and not layer.bias.any()
+    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    layer = module.layer_init(torch.nn.Linear(100, 200), 3.0, module.Args())
+    torch.testing.assert_close(layer.weight.T @ layer.weight, 9 * torch.eye(100))
+    assert not layer.bias.any()
+
+
 def test_staggered_environments_begin_at_other_ages(variant):
     """HalfCheetah never falls: its first episodes end at the limit, which comes sooner."""
     _, run = variant("staggered_resets")
