@@ -109,7 +109,7 @@ class Args:
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
     start_level: int = 0  # the first of --num-levels
     env_threads: int = 4  # threads that step the games; 0: none of their own
-    compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
+    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
@@ -364,6 +364,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
+    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -385,8 +386,10 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
+    for layer in player.network.modules():
+        if args.bf16 and isinstance(layer, (nn.Conv2d, nn.Linear)):  # as autocast: no LayerNorm
+            layer.to(torch.bfloat16)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -539,7 +542,7 @@ def train(args: Args) -> dict:
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
-                torch.set_rng_state(paused["rng"][rank])
+                torch.set_rng_state(paused["rng"].view(size, -1)[rank])
                 passes = paused["passes"]
                 start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
@@ -570,9 +573,10 @@ def train(args: Args) -> dict:
                     paused |= {"seconds": time.time() - start_time}
                     paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
                     paused |= {"aux_optimizer": aux_optimizer.state_dict()}
-                    paused |= {"rng": all_gather(torch.get_rng_state())}
+                    paused |= {"rng": torch.stack(all_gather(torch.get_rng_state()))}
                     if rank == 0:
                         save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
+            del observations_of  # and the observations that it may hold on a GPU
             for name in passes[0]:
                 mean = np.mean([losses[name] for losses in passes])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
@@ -800,7 +804,7 @@ class Procgen(gym.vector.VectorEnv):
 
     def step(self, actions):
         if self.frames is not None:
-            self.frames.append(self.games.observe()[1]["rgb"][0])
+            self.frames.append(self.games.observe()[1]["rgb"][0].copy())
         self.games.act(actions)
         reward, obs, done = self.games.observe()
         if done[0]:
@@ -877,6 +881,8 @@ def rollout_reader(args: Args, path: Path, device: torch.device):
     A GPU with room for them gets them all, once a phase.
     """
     stored = stored_rollouts(args, path)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later counts as taken
     if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 2 * stored.nbytes:
         everything = torch.from_numpy(stored).to(device)
         return everything.__getitem__

@@ -100,7 +100,7 @@ class Args:
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast; or readable and filmed
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
-    compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
+    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
@@ -390,6 +390,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
+    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -405,7 +406,7 @@ def train(args: Args) -> dict:
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
     player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout

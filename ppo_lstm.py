@@ -102,8 +102,8 @@ class Args:
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # of games: fast; or readable, filmed
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
-    compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
-    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
+    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
+    bf16: bool = False  # the network below the LSTM in bfloat16; the rest stays float32
 
     # -- run --
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
@@ -137,7 +137,7 @@ class VectorObservation(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
-        info |= {"reward": float(reward), "terminated": terminated}
+        info |= {"reward": float(reward), "terminated": bool(terminated)}
         return obs * self.seen, reward, terminated, truncated, info
 
     def reset(self, **kwargs):
@@ -461,6 +461,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
+    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -535,8 +536,8 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             valid[t] = next_valid
-            played = player.act(obs[t], lstm_state, noise[t])
-            actions[t], logprobs[t], values[t], lstm_state = played
+            acted = player.act(obs[t], lstm_state, noise[t])
+            actions[t], logprobs[t], values[t], lstm_state = acted
             kept = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: forget after this row
             lstm_state = lstm_state * kept[:, None]  # [L03] reset at the ends of episodes
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
@@ -567,7 +568,7 @@ def train(args: Args) -> dict:
         batch = {"actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: every third row at least
+        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps
         remembered = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros after this row
         if iteration == start_iteration:
             encode, loss_of = Agent.encode, minibatch_loss
@@ -587,7 +588,7 @@ def train(args: Args) -> dict:
                 mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
                 hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
                 real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
-                order = torch.randperm(len(real)).repeat(3)  # a few again, so that M stay M
+                order = torch.randperm(len(real)).repeat(3)  # M: at least a third is real
                 real = upload(torch.from_numpy(real)[order[: len(mb_inds)]], device)
                 mb = {name: b[mb_inds[real]] for name, b in batch.items()}
                 mb["hidden"] = hidden[real]
@@ -865,7 +866,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env, resets in zip(envs.envs, envs._autoreset_envs):
         game = env.unwrapped
-        state = {"rng": game.np_random.bit_generator.state, "resets": bool(resets)}
+        state = {"resets": bool(resets)}
         if type(game).__module__.startswith("gymnasium.envs.classic_control"):
             names = ["_elapsed_steps"]
             state["state"] = torch.tensor(np.array(game.state))
@@ -878,6 +879,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
             return None
         if not all(map(env.has_wrapper_attr, names)):  # no time limit
             return None
+        state["rng"] = game.np_random.bit_generator.state
         states.append(state | {"wrappers": {name: env.get_wrapper_attr(name) for name in names}})
     return states
 

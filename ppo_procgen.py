@@ -99,7 +99,7 @@ class Args:
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
     start_level: int = 0  # the first of --num-levels
     env_threads: int = 4  # threads that step the games; 0: none of their own
-    compile: bool = torch.cuda.is_available()  # compile the loss; on a CPU it brings little
+    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
@@ -315,6 +315,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
+    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -332,8 +333,10 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
+    for layer in player.network.modules():
+        if args.bf16 and isinstance(layer, (nn.Conv2d, nn.Linear)):  # as autocast: no LayerNorm
+            layer.to(torch.bfloat16)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -651,7 +654,7 @@ class Procgen(gym.vector.VectorEnv):
 
     def step(self, actions):
         if self.frames is not None:
-            self.frames.append(self.games.observe()[1]["rgb"][0])
+            self.frames.append(self.games.observe()[1]["rgb"][0].copy())
         self.games.act(actions)
         reward, obs, done = self.games.observe()
         if done[0]:

@@ -345,6 +345,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
+    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory

@@ -551,6 +551,18 @@ def test_mujoco_compiled_training_is_eager_training(run_mujoco, capsys, watch):
     assert differ.max() < 1e-4 and differ.mean() < 1e-6
 
 
+def test_a_sweep_in_one_process_compiles_every_run(run_mujoco, monkeypatch, capsys):
+    """torch stops at eight versions of a function: ten runs with ten weights of the entropy."""
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, options, **how: compile(f, backend="eager", **how)
+    )
+    for k in range(10):
+        run_mujoco(compile=True, ent_coef=0.01 * k)
+    out = capsys.readouterr().out
+    assert out.count("compiling takes up to a minute") == 10 and "eagerly" not in out
+
+
 @pytest.mark.parametrize("how", ["torch.compile", "its graph"])
 def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(
     how, run_mujoco, monkeypatch, capsys

@@ -41,7 +41,20 @@ class Counting(gym.Env):
         )
 
 
+class OldFashioned(Counting):
+    """Its flags are NumPy's, and its random numbers those of a RandomState."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self._np_random = np.random.RandomState(1)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, np.float64(reward), np.bool_(terminated), np.bool_(truncated), info
+
+
 gym.register("Counting-v0", Counting)
+gym.register("OldFashioned-v0", OldFashioned)
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 gym.register("Endless-v0", CARTPOLE)
 gym.register("ShortCartPole-v0", CARTPOLE, max_episode_steps=13)  # one rollout of some tests
@@ -524,6 +537,11 @@ def test_episodes_of_vectors_are_counted_whole(run_lstm):
 
 
 # -- checkpoints and evaluation --
+def test_numpys_flags_and_old_random_numbers_are_an_environments_own_affair(run_lstm):
+    result = run_lstm(env_id="OldFashioned-v0", eval_episodes=2)
+    assert len(result["eval_returns"]) == 2 and checkpoint_of(result["run_dir"])["envs"] is None
+
+
 @pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "Breakout"])
 def test_resumed_run_is_bit_equal_to_one_never_stopped(env_id, run_lstm, monkeypatch, tmp_path):
     """Stopped after each of the first three of five iterations, also when the next step resets.

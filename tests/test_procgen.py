@@ -535,7 +535,8 @@ def test_only_games_on_the_schedule_are_recorded(script, tiny_procgen, tmp_path)
     envs.reset()
     while game < 9:
         kept[game, envs.frames is not None] += 1
-        assert all(frame.nbytes == 64 * 64 * 3 for frame in envs.frames or [])  # enlarged later
+        for frame in envs.frames or []:  # enlarged later, and no view of all games
+            assert frame.nbytes == 64 * 64 * 3 and frame.base is None
         _, _, terminated, _, _ = envs.step(rng.integers(0, 15, 2))
         game += terminated[0]
     envs.close()
@@ -1005,6 +1006,29 @@ def test_bf16_is_for_all_that_the_network_computes(bf16, run_procgen_fast, monke
     monkeypatch.setattr(ppg.Agent, "all_heads", watched)
     run_procgen_fast(ppg, bf16=bf16)
     assert set(types) == {torch.bfloat16 if bf16 else torch.float32} and sum(types.values()) > 40
+
+
+@scripts
+def test_with_layer_norm_bf16_acts_as_it_trains(script, run_procgen, monkeypatch):
+    """What acts has the weights of what learns, of which LayerNorm's are used in float32."""
+    players, copied = [], copy.deepcopy
+    monkeypatch.setattr(script.copy, "deepcopy", lambda x: players.append(copied(x)) or players[-1])
+    flags = {"bf16": True, "layer_norm": True, "init": "torch", "learning_rate": 0.01}
+    flags |= {"num_steps": 8, "num_envs": 4, "total_timesteps": 32, "num_minibatches": 1}
+    flags |= {"update_epochs": 1} if script is ppo else {"e_auxiliary": 1}
+    run_dir = run_procgen(script, **flags)["run_dir"]
+    checkpoint = checkpoint_of(run_dir)
+    agent = agent_of(script, script.Args(**checkpoint["args"]))
+    agent.to(memory_format=torch.channels_last)
+    agent.load_state_dict(checkpoint["agent"])
+    player = next(x for x in players if isinstance(x, script.Agent))
+    player.load_state_dict(agent.state_dict())
+    norms = [x for x in agent.network.modules() if isinstance(x, torch.nn.LayerNorm)]
+    assert norms and (norms[0].weight - 1).abs().max() > 1e-3
+    convolutions = [x for x in player.network.modules() if isinstance(x, torch.nn.Conv2d)]
+    assert {layer.weight.dtype for layer in convolutions} == {torch.bfloat16}
+    for learns, acts in zip(agent(images(8)), player(images(8)), strict=True):
+        assert torch.equal(learns, acts)
 
 
 @pytest.mark.parametrize("bad", [1, 2])
