@@ -866,20 +866,19 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env, resets in zip(envs.envs, envs._autoreset_envs):
         game = env.unwrapped
-        state = {"resets": bool(resets)}
         if type(game).__module__.startswith("gymnasium.envs.classic_control"):
             names = ["_elapsed_steps"]
-            state["state"] = torch.tensor(np.array(game.state))
+            state = {"state": torch.tensor(np.array(game.state))}
         elif isinstance(env, FrameStack) and not game.spec.kwargs["repeat_action_probability"]:
             names = ["lives", "game_over"]
             emulator = game.clone_state(include_rng=True).__getstate__()
-            state["emulator"] = torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())
-            state["frames"] = torch.tensor(env.frames)
+            state = {"emulator": torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())}
+            state |= {"frames": torch.tensor(env.frames)}
         else:
             return None
         if not all(map(env.has_wrapper_attr, names)):  # no time limit
             return None
-        state["rng"] = game.np_random.bit_generator.state
+        state |= {"rng": game.np_random.bit_generator.state, "resets": bool(resets)}
         states.append(state | {"wrappers": {name: env.get_wrapper_attr(name) for name in names}})
     return states
 
