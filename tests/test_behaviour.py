@@ -539,6 +539,7 @@ COMPILED = {"env_id": "Hopper-v4", "num_steps": 64, "total_timesteps": 256, "num
 COMPILED |= {"learning_rate": 1e-3, "ent_coef": 0.01, "anneal_clip": True}
 
 
+@pytest.mark.e2e
 def test_mujoco_compiled_training_is_eager_training(run_mujoco, capsys, watch):
     """Two iterations on Hopper; the second shows the annealed values to the same graph."""
     results = [run_mujoco(compile=compile, **COMPILED) for compile in (False, True)]
@@ -551,6 +552,7 @@ def test_mujoco_compiled_training_is_eager_training(run_mujoco, capsys, watch):
     assert differ.max() < 1e-4 and differ.mean() < 1e-6
 
 
+@pytest.mark.e2e
 def test_a_sweep_in_one_process_compiles_every_run(run_mujoco, monkeypatch, capsys):
     """torch stops at eight versions of a function: ten runs with ten weights of the entropy."""
     compile = torch.compile

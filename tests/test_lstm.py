@@ -542,7 +542,9 @@ def test_numpys_flags_and_old_random_numbers_are_an_environments_own_affair(run_
     assert len(result["eval_returns"]) == 2 and checkpoint_of(result["run_dir"])["envs"] is None
 
 
-@pytest.mark.parametrize("env_id", ["ShortCartPole-v0", "Breakout"])
+@pytest.mark.parametrize(
+    "env_id", ["ShortCartPole-v0", pytest.param("Breakout", marks=pytest.mark.e2e)]
+)
 def test_resumed_run_is_bit_equal_to_one_never_stopped(env_id, run_lstm, monkeypatch, tmp_path):
     """Stopped after each of the first three of five iterations, also when the next step resets.
 

@@ -1008,6 +1008,7 @@ def test_bf16_is_for_all_that_the_network_computes(bf16, run_procgen_fast, monke
     assert set(types) == {torch.bfloat16 if bf16 else torch.float32} and sum(types.values()) > 40
 
 
+@pytest.mark.e2e
 @scripts
 def test_with_layer_norm_bf16_acts_as_it_trains(script, run_procgen, monkeypatch):
     """What acts has the weights of what learns, of which LayerNorm's are used in float32."""
