@@ -542,7 +542,7 @@ def train(args: Args) -> dict:
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
-                torch.set_rng_state(paused["rng"].view(size, -1)[rank])
+                torch.set_rng_state(paused["rng"].view(size, -1)[rank].clone())
                 passes = paused["passes"]
                 start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]

@@ -59,7 +59,8 @@ def parse(flags: list[str], fields: dict) -> dict:
 
 def patch_in(script: Path) -> dict:
     """{"patch": digest} of a script that patches.py made, which says so in its last line."""
-    found = re.search(r"\n# changed by .*, digest (\w+)\n$", script.read_text())
+    text = script.read_text() if script.exists() else ""
+    found = re.search(r"\n# changed by .*, digest (\w+)\n$", text)
     return {"patch": found[1]} if found else {}
 
 
