@@ -23,7 +23,6 @@ Letters: T steps of N environments make a batch of B = T * N samples, a minibatc
 import contextlib
 import copy
 import ctypes
-import difflib
 import io
 import json
 import math
@@ -51,6 +50,10 @@ from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+with contextlib.redirect_stderr(io.StringIO()):  # the old gym prints when it is imported
+    from procgen import ProcgenGym3Env
+    from procgen.env import ENV_NAMES
+
 
 @dataclass
 class Args:
@@ -65,7 +68,7 @@ class Args:
     capture_video: bool = False  # record videos of the first environment and of the evaluation
 
     # -- algorithm --
-    env_id: str = "starpilot"  # the game, also as procgen-starpilot-v0
+    env_id: Literal[*ENV_NAMES] = "starpilot"  # one of the 16 games of Procgen
     total_timesteps: int = 25_000_000  # environment steps in all; only whole batches are collected
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
@@ -97,7 +100,6 @@ class Args:
     aux_adam: bool = False  # an optimizer of its own for the auxiliary phase [P09]
     env_minibatches: bool = False  # minibatches of whole environments in the policy phase [P03]
     init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
-    layer_norm: bool = False  # normalize the last hidden layer
     arch: Literal["detach", "dual", "shared"] = "detach"  # layout of the value's network [P02]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
     reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
@@ -207,7 +209,6 @@ class Agent(nn.Module):
                 layers += [ResidualBlock(c_out, args.init) for _ in range(2)]
             layers += [nn.ReLU(), nn.Flatten()]
             layers.append(layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init))
-            layers += [nn.LayerNorm(256)] if args.layer_norm else []
             return nn.Sequential(*layers, nn.ReLU())
 
         self.network = impala_cnn()
@@ -228,10 +229,9 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
-        hidden = hidden.float()
         value_hidden = value_hidden.detach() if self.detach else value_hidden
         value = self.critic(value_hidden.float()).squeeze(-1)
-        return self.actor(hidden), value, self.aux_critic(hidden).squeeze(-1)
+        return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
         """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
@@ -319,13 +319,13 @@ def aux_loss(logits, value, aux_value, mb: dict, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; --compile compiles this and the next."""
+    """The loss () and its diagnostics on a minibatch; this is what --compile compiles."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
 
 def minibatch_aux_loss(agent: Agent, mb: dict, args: Args):
-    """The same of the auxiliary phase."""
+    """The same of the auxiliary phase; --compile compiles it too."""
     return aux_loss(*agent.all_heads(mb["obs"]), mb, args)
 
 
@@ -387,9 +387,7 @@ def train(args: Args) -> dict:
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
-    for layer in player.network.modules():
-        if args.bf16 and isinstance(layer, (nn.Conv2d, nn.Linear)):  # as autocast: no LayerNorm
-            layer.to(torch.bfloat16)
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -414,7 +412,7 @@ def train(args: Args) -> dict:
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
     paused = None  # the state after an auxiliary pass, if the run was stopped in that phase
     if checkpoint:
-        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        parts = checkpoint["processes"]
         require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         aux_optimizer.load_state_dict(checkpoint["aux_optimizer"])
@@ -487,17 +485,18 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        everyone = torch.cat(all_gather(b_advantages.cpu()))  # the advantages of all processes
         if args.adv_norm_fullbatch:  # [P06] advantage normalization over the whole batch
-            deviation = (everyone - everyone.mean()).std(correction=0)
-            batch["advantages"] = (b_advantages - everyone.mean()) / (deviation + 1e-8)
+            all_advantages = torch.cat(all_gather(b_advantages.cpu()))  # of all processes
+            centered = b_advantages - all_advantages.mean()
+            batch["advantages"] = centered / (all_advantages.std(correction=0) + 1e-8)
         if iteration == start_iteration:
             example = torch.arange(min(part_size, minibatch_size), device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
             rows = slice(min(part_size, own.num_aux_rollouts * args.n_aux_grad_accum * T))
             example = {name: batch[name][rows] for name in ("obs", "returns")}
-            example = (agent, example | {"logits": noise.flatten(0, 1)[rows]}, args)
+            example |= {"logits": noise.flatten(0, 1)[rows]}  # of the shape of logits
+            example = (agent, example, args)
             aux_loss_of = minibatch_aux_loss
             aux_loss_of = compiled(aux_loss_of, device, example) if args.compile else aux_loss_of
         metrics = []  # a dict of scalar tensors for each minibatch
@@ -523,37 +522,37 @@ def train(args: Args) -> dict:
                     break
 
         # -- auxiliary phase --
-        phase, place = divmod(iteration - 1, args.n_iteration)
+        phase, place = divmod(iteration - 1, args.n_iteration)  # of this iteration in its phase
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
-        if not skipped:
+        if not skipped:  # keep the rollout for the end of the phase
             added = slice(place * N, (place + 1) * N)
             stored_rollouts(own, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
         aux_start = time.time()
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
-            observations_of = rollout_reader(own, rollouts, device)
             with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R, device=device).split(own.num_aux_rollouts):
-                    parts = observations_of(rows).flatten(0, 1).split(part_size)
+                for rows in torch.arange(R).split(own.num_aux_rollouts):
+                    aux_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
+                    parts = aux_obs.to(device).flatten(0, 1).split(part_size)
                     aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
             passes = []  # losses by name, of each
-            if paused and paused["iteration"] == iteration:  # go on with the next pass
+            if paused and paused["iteration"] == iteration:  # played again up to here
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
-                torch.set_rng_state(paused["rng"].view(size, -1)[rank].clone())
+                torch.set_rng_state(paused["rng"][rank].clone())
                 passes = paused["passes"]
                 start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
             while len(passes) < args.e_auxiliary:  # [P04] passes over whole rollouts
                 name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
-                b_rows = torch.randperm(R).to(device)
-                minibatches = b_rows.split(own.num_aux_rollouts * args.n_aux_grad_accum)
+                minibatches = torch.randperm(R).split(own.num_aux_rollouts * args.n_aux_grad_accum)
                 aux_metrics = []
                 options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
                 for rows in tqdm(minibatches, name_of_pass, **options, disable=rank > 0):
-                    mb = {"obs": observations_of(rows)}
+                    aux_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
+                    mb = {"obs": aux_obs.to(device)}
                     mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
                     mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
                     aux_optimizer.zero_grad()
@@ -576,7 +575,6 @@ def train(args: Args) -> dict:
                     paused |= {"rng": torch.stack(all_gather(torch.get_rng_state()))}
                     if rank == 0:
                         save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
-            del observations_of  # and the observations that it may hold on a GPU
             for name in passes[0]:
                 mean = np.mean([losses[name] for losses in passes])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
@@ -593,8 +591,9 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - everyone.var() / torch.cat(all_gather(batch["returns"].cpu())).var()
-        scalars["losses/explained_variance"] = explained.item()
+        both = (b_advantages, batch["returns"])
+        error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
+        scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
@@ -608,7 +607,8 @@ def train(args: Args) -> dict:
         bar.update(args.batch_size)
 
         # -- checkpoint --
-        # also around an auxiliary phase: `paused` is added to the checkpoint before it
+        # also before an auxiliary phase, which adds `paused` to it, and after: the next iteration
+        # overwrites the rollouts
         ending = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
@@ -719,7 +719,6 @@ def check_args(args: Args) -> None:
     if not args.evaluate:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
-    game_name(args.env_id)
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
         print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
@@ -759,25 +758,6 @@ class Silent:  # what all processes but the first log to
         return lambda *args, **kwargs: None
 
 
-def import_procgen():
-    """The package, without what the old gym prints when it is imported."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            import procgen
-    except ImportError as error:
-        raise UserError(f"Procgen is missing (pip install procgen-mirror): {error}") from error
-    return procgen
-
-
-def game_name(env_id: str) -> str:
-    """`starpilot` for any of starpilot, procgen-starpilot-v0 and procgen:procgen-starpilot-v0."""
-    games = import_procgen().env.ENV_NAMES
-    name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
-    close = ", ".join(difflib.get_close_matches(name, games, cutoff=0.5) or games)
-    require(name in games, f"--env-id ({env_id}) is no Procgen game; look at {close}")
-    return name
-
-
 class Procgen(gym.vector.VectorEnv):
     """N games that reset in the step that ends an episode: it shows the start of the next one.
 
@@ -788,9 +768,9 @@ class Procgen(gym.vector.VectorEnv):
 
     def __init__(self, args: Args, video_dir: Path | None, seed: int):
         levels = {"num_levels": args.num_levels, "start_level": args.start_level}
-        levels |= {"distribution_mode": args.distribution_mode, "env_name": game_name(args.env_id)}
+        levels |= {"distribution_mode": args.distribution_mode, "env_name": args.env_id}
         size = {"num": args.num_envs, "num_threads": args.env_threads}
-        self.games = import_procgen().ProcgenGym3Env(**levels, **size, rand_seed=seed)
+        self.games = ProcgenGym3Env(**levels, **size, rand_seed=seed)
         self.num_envs = args.num_envs
         self.single_observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
@@ -836,13 +816,13 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
     return Procgen(args, video_dir if args.capture_video else None, seed)
 
 
-def env_states(envs: gym.vector.VectorEnv) -> list[torch.Tensor]:
-    """The exact states of the games, as bytes."""
-    return [torch.from_numpy(np.frombuffer(x, np.uint8).copy()) for x in envs.games.get_state()]
+def env_states(envs: gym.vector.VectorEnv) -> list[bytes]:
+    """The exact states of the games."""
+    return envs.games.get_state()
 
 
-def restore_envs(envs: gym.vector.VectorEnv, states: list[torch.Tensor]) -> None:
-    envs.games.set_state([state.numpy().tobytes() for state in states])
+def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
+    envs.games.set_state(states)
 
 
 def make_rollouts(args: Args, path: Path, place: int) -> None:
@@ -873,24 +853,6 @@ def stored_rollouts(args: Args, path: Path) -> np.memmap:
     """
     shape = (args.phase_rollouts, args.num_steps, 64, 64, 3)
     return np.memmap(path, np.uint8, "r+", shape=shape)
-
-
-def rollout_reader(args: Args, path: Path, device: torch.device):
-    """A function from rows (n,) to observations (n, T, 64, 64, 3) on the device.
-
-    A GPU with room for them gets them all, once a phase.
-    """
-    stored = stored_rollouts(args, path)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for later counts as taken
-    if device.type == "cuda" and torch.cuda.mem_get_info()[0] > 2 * stored.nbytes:
-        everything = torch.from_numpy(stored).to(device)
-        return everything.__getitem__
-
-    def read(rows: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(stored_rollouts(args, path)[rows.cpu().numpy()]).to(device)
-
-    return read
 
 
 def keep_freed_memory() -> None:

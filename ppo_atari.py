@@ -431,7 +431,7 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        parts = checkpoint["processes"]
         require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(parts[rank]["rng"])
@@ -757,8 +757,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         game = env.unwrapped
         if game.spec.kwargs["repeat_action_probability"]:
             return None
-        emulator = game.clone_state(include_rng=True).__getstate__()
-        state = {"emulator": torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())}
+        state = {"emulator": game.clone_state(include_rng=True).__getstate__()}  # bytes
         state |= {"rng": game.np_random.bit_generator.state, "frames": torch.tensor(env.frames)}
         state |= {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")}
         states.append(state | {"resets": bool(resets)})
@@ -770,7 +769,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     for n, state in enumerate(states or []):
         env = envs.envs[n]
         emulator = ale_py.ALEState.__new__(ale_py.ALEState)
-        emulator.__setstate__(state["emulator"].numpy().tobytes())
+        emulator.__setstate__(state["emulator"])
         env.unwrapped.restore_state(emulator)
         env.unwrapped.np_random.bit_generator.state = state["rng"]
         env.frames = state["frames"].numpy()

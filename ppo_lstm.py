@@ -503,7 +503,7 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        parts = checkpoint["processes"]
         require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(parts[rank]["rng"])
@@ -871,8 +871,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
             state = {"state": torch.tensor(np.array(game.state))}
         elif isinstance(env, FrameStack) and not game.spec.kwargs["repeat_action_probability"]:
             names = ["lives", "game_over"]
-            emulator = game.clone_state(include_rng=True).__getstate__()
-            state = {"emulator": torch.from_numpy(np.frombuffer(emulator, np.uint8).copy())}
+            state = {"emulator": game.clone_state(include_rng=True).__getstate__()}  # bytes
             state |= {"frames": torch.tensor(env.frames)}
         else:
             return None
@@ -889,7 +888,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
         env = envs.envs[n]
         if "emulator" in state:
             emulator = ale_py.ALEState.__new__(ale_py.ALEState)
-            emulator.__setstate__(state["emulator"].numpy().tobytes())
+            emulator.__setstate__(state["emulator"])
             env.unwrapped.restore_state(emulator)
             env.frames = state["frames"].numpy()
         else:

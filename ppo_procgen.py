@@ -12,9 +12,8 @@ Run:     uv run ppo_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
 Expect:  on starpilot 4 after 0.5M steps and 52 minutes on one core (one seed); published: 34
          after 25M
-Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [P07] and [P10] are
-         details of PPG (arXiv:2009.04416), the others those of "The 37 Implementation Details of
-         PPO".
+Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. The ids in brackets name
+         details of "The 37 Implementation Details of PPO".
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15.
 """
@@ -22,7 +21,6 @@ Letters: T steps of N environments make a batch of B = T * N samples, a minibatc
 import contextlib
 import copy
 import ctypes
-import difflib
 import io
 import json
 import math
@@ -50,6 +48,10 @@ from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+with contextlib.redirect_stderr(io.StringIO()):  # the old gym prints when it is imported
+    from procgen import ProcgenGym3Env
+    from procgen.env import ENV_NAMES
+
 
 @dataclass
 class Args:
@@ -64,7 +66,7 @@ class Args:
     capture_video: bool = False  # record videos of the first environment and of the evaluation
 
     # -- algorithm --
-    env_id: str = "starpilot"  # the game, also as procgen-starpilot-v0
+    env_id: Literal[*ENV_NAMES] = "starpilot"  # one of the 16 games of Procgen
     total_timesteps: int = 25_000_000  # environment steps in all; only whole batches are collected
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
@@ -86,12 +88,8 @@ class Args:
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights of the heads, or torch's default [C02]
-    init: Literal["torch", "orthogonal", "normed"] = "torch"  # weights below the heads [C02] [P07]
-    layer_norm: bool = False  # normalize the last hidden layer
     shared_network: bool = True  # one network for policy and value instead of two [C13]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
-    norm_reward_rollout: bool = False  # update it once a rollout, not once a step [P10]
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
@@ -139,7 +137,7 @@ class RunningMeanStd(NamedTuple):
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (n, N) -> scaled rewards (n, N), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -148,17 +146,10 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, init: str) -> nn.Module:
-    """Orthogonal weights of gain `std` or each unit's of norm `std`, zero bias; or torch's default.
-
-    (baselines/a2c/utils.py; openai/phasic-policy-gradient/torch_util.py)
-    """
-    if init == "orthogonal":  # [C02] orthogonal initialization of weights, zero biases
+def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
+    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
-        nn.init.zeros_(layer.bias)
-    if init == "normed":  # [P07] normed initialization
-        units = nn.functional.normalize(layer.weight.data.flatten(1))
-        layer.weight.data = std * units.view_as(layer.weight)
         nn.init.zeros_(layer.bias)
     return layer
 
@@ -166,11 +157,10 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, init: str) -> nn.Module
 class ResidualBlock(nn.Module):
     """Two convolutions beside a shortcut, (n, channels, H, W) to the same."""
 
-    def __init__(self, channels: int, init: str):
+    def __init__(self, channels: int):
         super().__init__()
-        std = 6**-0.25  # two layers make a block's 6**-0.5, six blocks add up to variance 1
-        self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
-        self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
+        self.conv0 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.conv1(self.conv0(x.relu()).relu())
@@ -185,19 +175,17 @@ class Agent(nn.Module):
         def impala_cnn() -> nn.Sequential:
             layers = []
             for c_in, c_out in ((3, 16), (16, 32), (32, 32)):
-                layers.append(layer_init(nn.Conv2d(c_in, c_out, 3, padding=1), 1.0, args.init))
+                layers.append(nn.Conv2d(c_in, c_out, 3, padding=1))
                 layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-                layers += [ResidualBlock(c_out, args.init) for _ in range(2)]
+                layers += [ResidualBlock(c_out), ResidualBlock(c_out)]
             layers += [nn.ReLU(), nn.Flatten()]
-            layers.append(layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init))
-            layers += [nn.LayerNorm(256)] if args.layer_norm else []
+            layers.append(nn.Linear(32 * 8 * 8, 256))
             return nn.Sequential(*layers, nn.ReLU())
 
         self.network = impala_cnn()  # [C13] one network, shared by policy and value, or two
         self.value_network = None if args.shared_network else impala_cnn()
-        head_init = "orthogonal" if args.ortho_init else "torch"
-        self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.01, head_init)
-        self.critic = layer_init(nn.Linear(256, 1), 1.0, head_init)
+        self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.01, args)
+        self.critic = layer_init(nn.Linear(256, 1), 1.0, args)
         self.bf16 = args.bf16
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -330,13 +318,10 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
-    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
-    for layer in player.network.modules():
-        if args.bf16 and isinstance(layer, (nn.Conv2d, nn.Linear)):  # as autocast: no LayerNorm
-            layer.to(torch.bfloat16)
+    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
     T, N = args.num_steps, own.num_envs
@@ -356,7 +341,7 @@ def train(args: Args) -> dict:
     next_obs, _ = envs.reset(seed=args.seed)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
     if checkpoint:
-        parts = checkpoint.get("processes", [checkpoint])  # older runs had one
+        parts = checkpoint["processes"]
         require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(parts[rank]["rng"])
@@ -399,17 +384,16 @@ def train(args: Args) -> dict:
             global_step += args.num_envs
             episodic_return += reward
             episodic_length += 1
-            discounted_return = reward_gamma * discounted_return + reward
+            discounted_return = args.gamma * discounted_return + reward
             discounted_returns[t] = discounted_return
             for n in np.flatnonzero(dones[t]):
                 finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
         all_returns = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
-        # [P10] statistics first, of a step or of the whole rollout, then scaling
-        for rows in np.array_split(np.arange(T), 1 if args.norm_reward_rollout else T):
-            return_rms = return_rms.update(all_returns[rows].ravel())
-            rewards[rows] = normalize_reward(return_rms, rewards[rows], args)
+        for t in range(T):
+            return_rms = return_rms.update(all_returns[t])
+            rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
         update_start = time.time()
@@ -545,12 +529,11 @@ def parse_args(argv: list[str] | None = None) -> Args:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
-    may_be_0 += ["env_threads", "micro_batch"]
+    may_be_0 += "eval_episodes clip_reward num_levels start_level env_threads micro_batch".split()
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
+            highest = {"gamma": 1, "gae_lambda": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30)
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
@@ -571,7 +554,6 @@ def check_args(args: Args) -> None:
     if not args.evaluate:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
-    game_name(args.env_id)
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
         print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
@@ -609,25 +591,6 @@ class Silent:  # what all processes but the first log to
         return lambda *args, **kwargs: None
 
 
-def import_procgen():
-    """The package, without what the old gym prints when it is imported."""
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            import procgen
-    except ImportError as error:
-        raise UserError(f"Procgen is missing (pip install procgen-mirror): {error}") from error
-    return procgen
-
-
-def game_name(env_id: str) -> str:
-    """`starpilot` for any of starpilot, procgen-starpilot-v0 and procgen:procgen-starpilot-v0."""
-    games = import_procgen().env.ENV_NAMES
-    name = env_id.removeprefix("procgen:").removeprefix("procgen-").removesuffix("-v0")
-    close = ", ".join(difflib.get_close_matches(name, games, cutoff=0.5) or games)
-    require(name in games, f"--env-id ({env_id}) is no Procgen game; look at {close}")
-    return name
-
-
 class Procgen(gym.vector.VectorEnv):
     """N games that reset in the step that ends an episode: it shows the start of the next one.
 
@@ -638,9 +601,9 @@ class Procgen(gym.vector.VectorEnv):
 
     def __init__(self, args: Args, video_dir: Path | None, seed: int):
         levels = {"num_levels": args.num_levels, "start_level": args.start_level}
-        levels |= {"distribution_mode": args.distribution_mode, "env_name": game_name(args.env_id)}
+        levels |= {"distribution_mode": args.distribution_mode, "env_name": args.env_id}
         size = {"num": args.num_envs, "num_threads": args.env_threads}
-        self.games = import_procgen().ProcgenGym3Env(**levels, **size, rand_seed=seed)
+        self.games = ProcgenGym3Env(**levels, **size, rand_seed=seed)
         self.num_envs = args.num_envs
         self.single_observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
@@ -686,13 +649,13 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
     return Procgen(args, video_dir if args.capture_video else None, seed)
 
 
-def env_states(envs: gym.vector.VectorEnv) -> list[torch.Tensor]:
-    """The exact states of the games, as bytes."""
-    return [torch.from_numpy(np.frombuffer(x, np.uint8).copy()) for x in envs.games.get_state()]
+def env_states(envs: gym.vector.VectorEnv) -> list[bytes]:
+    """The exact states of the games."""
+    return envs.games.get_state()
 
 
-def restore_envs(envs: gym.vector.VectorEnv, states: list[torch.Tensor]) -> None:
-    envs.games.set_state([state.numpy().tobytes() for state in states])
+def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
+    envs.games.set_state(states)
 
 
 def keep_freed_memory() -> None:

@@ -274,6 +274,7 @@ class Procgen(frozen.Procgen):
     rms = Mujoco.rms
 
     def scale_rewards(self, rewards, dones, discount, **flags):
+        whole = flags.get("norm_reward_rollout", False)
         args, ret, result = self.args(**flags), np.zeros(rewards.shape[2]), np.zeros_like(rewards)
         rms = self.script.RunningMeanStd(np.zeros(()), np.ones(()))
         for k in range(len(rewards)):
@@ -283,7 +284,7 @@ class Procgen(frozen.Procgen):
                 discounted[t] = ret
                 ret = np.where(done, 0, ret)
             steps = np.arange(len(discounted))
-            for rows in np.array_split(steps, 1 if args.norm_reward_rollout else len(steps)):
+            for rows in np.array_split(steps, 1 if whole else len(steps)):
                 rms = rms.update(discounted[rows].ravel())
                 result[k, rows] = self.script.normalize_reward(rms, rewards[k, rows], args)
         return result

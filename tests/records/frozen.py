@@ -285,7 +285,7 @@ class Lstm(Games, Adapter):
 
 
 class Procgen(Adapter):
-    """sizes: actions. Observations (n, 64, 64, 3) uint8. flags: shared_network, layer_norm."""
+    """sizes: actions. Observations (n, 64, 64, 3) uint8. flags: shared_network."""
 
     def agent(self, sizes, **flags):
         agent = self.script.Agent(sizes["actions"], self.args(**flags))
@@ -299,7 +299,7 @@ class Procgen(Adapter):
 
 
 class Ppg(Procgen):
-    """sizes: actions. flags: arch, layer_norm, adv_norm_fullbatch, aux_adam, beta_clone."""
+    """sizes: actions. flags: arch, adv_norm_fullbatch, aux_adam, beta_clone."""
 
     def aux_loss(self, logits, value, aux_value, old_logits, returns, beta_clone: float):
         """PPG's auxiliary loss () and its terms by name, of (M, A) and (M,) tensors."""

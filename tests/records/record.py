@@ -36,7 +36,7 @@ rewards (not Atari, LSTM)
     The reward normalizer over two rollouts of T=6 and N=3, discount 0.9, as in
     frozen.Adapter.scale_rewards: the moments take in one step at a time, before its rewards are
     scaled; clipped to 10, to 0.5, not at all, or as they are (norm_reward off); `small`: a
-    thousandth of them. `rewards rollout` (Procgen, PPG): the whole rollout enters first.
+    thousandth of them. `rewards rollout` (PPG): the whole rollout enters first.
 play GAME (Atari, LSTM)
     One environment of the readable backend (Gymnasium and the wrappers of the script) after
     reset(seed=5), 150 given actions (`play Breakout`: 300, vectors: 60), reset() without a seed
@@ -208,9 +208,8 @@ def record_normalizers(record: Record) -> None:
     record.group("rewards small", rewards=(rewards / 1000).astype(np.float32), dones=dones)
     flags = {"discount": 0.9, "norm_reward": True, "clip_reward": 10.0}
     record.case("rewards small", "scale_rewards", "rewards small", flags=flags)
-    procgen = record.script in ("ppo_procgen", "ppg_procgen")
     for norm, clip in ((True, 10.0), (True, 0.5), (True, 0.0), (False, 10.0)):
-        for rollout in (False, True)[: 1 + procgen]:
+        for rollout in (False, True)[: 1 + (record.script == "ppg_procgen")]:
             flags = {"discount": 0.9, "norm_reward": norm, "clip_reward": clip}
             flags |= {"norm_reward_rollout": True} if rollout else {}
             name = f"rewards{' rollout' * rollout} norm_reward={norm} clip_reward={clip}"
@@ -390,8 +389,7 @@ def record_procgen(record: Record) -> None:
     sizes = {"actions": 15}
     if record.script == "ppo_procgen":
         record_agent(record, "shared", "batch", sizes, **small)
-        separate = {"shared_network": False, "layer_norm": True}
-        record_agent(record, "separate", "batch", sizes, **loose, **separate)
+        record_agent(record, "separate", "batch", sizes, **loose, shared_network=False)
         return
     whole = {"norm_adv": False, "adv_norm_fullbatch": True}
     part = {"norm_adv": True, "adv_norm_fullbatch": False}
