@@ -50,10 +50,6 @@ from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-with contextlib.redirect_stderr(io.StringIO()):  # the old gym prints when it is imported
-    from procgen import ProcgenGym3Env
-    from procgen.env import ENV_NAMES
-
 
 @dataclass
 class Args:
@@ -68,7 +64,7 @@ class Args:
     capture_video: bool = False  # record videos of the first environment and of the evaluation
 
     # -- algorithm --
-    env_id: Literal[*ENV_NAMES] = "starpilot"  # one of the 16 games of Procgen
+    env_id: str = "starpilot"  # one of the 16 games of Procgen
     total_timesteps: int = 25_000_000  # environment steps in all; only whole batches are collected
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
@@ -719,6 +715,7 @@ def check_args(args: Args) -> None:
     if not args.evaluate:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
+    check_game(args.env_id)
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
     if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
         print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
@@ -758,6 +755,14 @@ class Silent:  # what all processes but the first log to
         return lambda *args, **kwargs: None
 
 
+def check_game(env_id: str) -> None:
+    """Stop with one line unless Procgen is here and has this game."""
+    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
+    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
+    games = f"{games} leaper maze miner ninja plunder starpilot".split()
+    require(env_id in games, f"--env-id ({env_id}) must be one of {', '.join(games)}")
+
+
 class Procgen(gym.vector.VectorEnv):
     """N games that reset in the step that ends an episode: it shows the start of the next one.
 
@@ -767,6 +772,9 @@ class Procgen(gym.vector.VectorEnv):
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_fps": 15}
 
     def __init__(self, args: Args, video_dir: Path | None, seed: int):
+        with contextlib.redirect_stderr(io.StringIO()):  # the old gym complains when imported
+            from procgen import ProcgenGym3Env
+
         levels = {"num_levels": args.num_levels, "start_level": args.start_level}
         levels |= {"distribution_mode": args.distribution_mode, "env_name": args.env_id}
         size = {"num": args.num_envs, "num_threads": args.env_threads}

@@ -11,12 +11,8 @@ SHOWN = {"True": "on", "False": "off", "None": "", "Path(__file__).stem": "the s
 
 
 def choices_of(annotation: ast.expr) -> str:
-    """What a flag of type `Literal[...]` may be; empty for others and for `Literal[*NAMES]`."""
+    """What a flag of type `Literal[...]` may be; empty for other types."""
     if not isinstance(annotation, ast.Subscript) or annotation.value.id != "Literal":
-        return ""
-    if isinstance(annotation.slice, ast.Tuple) and isinstance(
-        annotation.slice.elts[0], ast.Starred
-    ):
         return ""
     return ", ".join(str(choice) for choice in ast.literal_eval(annotation.slice))
 

@@ -520,7 +520,7 @@ def test_unknown_choices_and_flags_end_in_the_parser(script, case, capsys, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@scripts_with("wrong_env")
+@scripts
 def test_environments_that_do_not_fit_are_named(script, tmp_path):
     unknown = {
         "Nothing-v0": ["Nothing-v0"],

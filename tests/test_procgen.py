@@ -444,8 +444,11 @@ def level_seeds(envs) -> list[int]:
 
 @needs_procgen
 def test_all_games_of_procgen(tiny_procgen, tmp_path):
-    assert len(ppo.ENV_NAMES) == 16
-    for name in ppo.ENV_NAMES:
+    from procgen.env import ENV_NAMES
+
+    with pytest.raises(ppo.UserError, match=", ".join(ENV_NAMES)):
+        ppo.parse_args(["--env-id", "0000"])
+    for name in ENV_NAMES:
         for mode in ["easy"] + ["hard"] * (name in ("starpilot", "maze")):
             args = tiny_procgen(ppo, env_id=name, distribution_mode=mode, num_envs=2)
             envs = ppo.make_envs(args, tmp_path, 1)
@@ -466,12 +469,14 @@ def test_all_games_of_procgen(tiny_procgen, tmp_path):
 @scripts
 def test_hard_levels_are_others(script, tiny_procgen, tmp_path):
     """Hard mazes are larger; the games of both modes begin as Procgen itself begins them."""
+    from procgen import ProcgenGym3Env
+
     first = []
     for mode in ("easy", "hard"):
         args = tiny_procgen(script, env_id="maze", distribution_mode=mode)
         first.append(script.make_envs(args, tmp_path, 1).reset()[0])
         options = {"env_name": "maze", "distribution_mode": mode, "rand_seed": 1, "num_threads": 0}
-        games = ppo.ProcgenGym3Env(num=4, **options)
+        games = ProcgenGym3Env(num=4, **options)
         assert (games.observe()[1]["rgb"] == first[-1]).all()
     assert (first[0] != first[1]).any()
 
@@ -543,6 +548,12 @@ def test_only_games_on_the_schedule_are_recorded(script, tiny_procgen, tmp_path)
 
     with VideoFileClip(str(tmp_path / "videos" / names[0])) as video:
         assert tuple(video.size) == (256, 256)
+
+
+def test_without_procgen_the_package_is_named(monkeypatch):
+    monkeypatch.setattr(ppo, "find_spec", lambda name: None)
+    with pytest.raises(ppo.UserError, match="procgen-mirror"):
+        ppo.parse_args([])
 
 
 @pytest.fixture
