@@ -649,7 +649,6 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     try:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
-            follow_robot(env)
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         env = MaskInInfos(env)
         if not isinstance(env.observation_space, gym.spaces.Box):
@@ -660,22 +659,6 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         raise UserError(f"{args.env_id} observes {env.observation_space}, no vectors") from error
     check_spaces(args, env.observation_space, env.action_space)
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
-
-
-def follow_robot(env: gym.Env) -> None:
-    """Let MuJoCo's camera track the robot, if there is one, and see that it renders here."""
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
-    try:
-        env.reset()
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
-            model = env.unwrapped.model
-            cameras = [model.camera(i).name for i in range(model.ncam)]
-            renderer.camera_id = cameras.index("track") if "track" in cameras else -1  # free
-        env.render()
-    except Exception as error:  # every renderer fails in its own way
-        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
 
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
