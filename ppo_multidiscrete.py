@@ -200,19 +200,21 @@ class Agent(nn.Module):
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, options: np.ndarray, noise: torch.Tensor):
+    def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. The first component is drawn first. Its row
-        of the options (n, F, 1 + R) of `action_options` masks the others.
+        Gumbel-max samples, or the modes if noise is 0. The table of `action_options` is the mask,
+        or has a row for each value of component 0, which is then drawn before the others.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
-        allowed = options[:, :, 0]  # (n, F)
-        first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
-        rows = options[np.arange(len(obs)), first, 1:]  # (n, R)
-        mask = np.concatenate([allowed, rows], axis=1)
-        some = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-        mask[:, self.starts] |= ~some  # a component without a choice takes 0: probability 1
+        mask = mask_table
+        if mask_table.ndim == 3:  # (n, F, 1 + R)
+            allowed = mask_table[:, :, 0]  # (n, F)
+            first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
+            row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
+            mask = np.concatenate([allowed, row_of_first], axis=1)
+            has_choice = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
+            mask[:, self.starts] |= ~has_choice  # a component without one takes 0: probability 1
         scores = np.where(mask, scores, -np.inf)
         components = np.split(scores, self.starts[1:], axis=1)
         return np.stack([component.argmax(1) for component in components], axis=1), mask
@@ -349,7 +351,7 @@ def train(args: Args) -> dict:
     if args.norm_obs:
         obs_rms = obs_rms.update(raw_obs)
     next_obs = normalize_obs(obs_rms, raw_obs, args)
-    next_options = action_options(args, agent.nvec, infos, masked)  # (N, F, 1 + R)
+    next_table = action_options(args, agent.nvec, infos, masked)
     if checkpoint:
         load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
@@ -363,11 +365,11 @@ def train(args: Args) -> dict:
         recent_returns.extend(checkpoint["recent_returns"])
         if restore_envs(envs, checkpoint["envs"]):
             carried = (x.numpy() for x in checkpoint["carried"])
-            next_obs, next_options, discounted_return, episodic_return, episodic_length = carried
+            next_obs, next_table, discounted_return, episodic_return, episodic_length = carried
         else:  # new episodes, and not those of the first iteration again
             raw_obs, infos = envs.reset(seed=args.seed + start_iteration * N)
             next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_options = action_options(args, agent.nvec, infos, masked)
+            next_table = action_options(args, agent.nvec, infos, masked)
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -384,9 +386,9 @@ def train(args: Args) -> dict:
         noise = agent.draw_noise(T, N).to(device)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = next_obs
-            idle[t] = ~next_options[:, :, 0].any(axis=1)
+            idle[t] = ~next_table.reshape(N, -1).any(axis=1)
             t_obs = torch.from_numpy(obs[t]).to(device)
-            actions[t], masks[t] = agent.act(t_obs, next_options, noise[t])
+            actions[t], masks[t] = agent.act(t_obs, next_table, noise[t])
             env_action = actions[t].reshape(N, *action_space.shape) + action_space.start
             raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
@@ -394,7 +396,7 @@ def train(args: Args) -> dict:
             if args.norm_obs:
                 obs_rms = obs_rms.update(raw_obs)  # statistics first, then scaling, as in baselines
             next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_options = action_options(args, agent.nvec, infos, masked)
+            next_table = action_options(args, agent.nvec, infos, masked)
             discounted_return = args.gamma * discounted_return + reward
             return_rms = return_rms.update(discounted_return)
             rewards[t] = normalize_reward(return_rms, reward, args)
@@ -473,7 +475,7 @@ def train(args: Args) -> dict:
         if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             writer.flush()
-            carried = (next_obs, next_options, discounted_return, episodic_return, episodic_length)
+            carried = (next_obs, next_table, discounted_return, episodic_return, episodic_length)
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -575,16 +577,17 @@ class MaskInInfos(gym.Wrapper):
     """Puts the action mask where vector environments collect it, into infos["action_mask"].
 
     It may be there already, be a key of Dict observations, or come from a method `action_masks`
-    (sb3-contrib). A list or tuple has a mask for each component (Gymnasium).
+    (sb3-contrib). It may also be a list or tuple of one mask for each component (Gymnasium).
     """
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
+        self.nvec = np.ravel(getattr(env.action_space, "nvec", ())).tolist()
         self.has_method = env.has_wrapper_attr("action_masks")
-        spaces = getattr(env.observation_space, "spaces", ())
-        self.has_key = isinstance(spaces, dict) and "action_mask" in spaces
+        space = env.observation_space
+        self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
         if self.has_key:
-            rest = {key: space for key, space in spaces.items() if key != "action_mask"}
+            rest = {key: part for key, part in space.items() if key != "action_mask"}
             self.key = next(iter(rest)) if len(rest) == 1 else None  # of all that is left
             self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
@@ -597,7 +600,9 @@ class MaskInInfos(gym.Wrapper):
             mask = self.env.get_wrapper_attr("action_masks")()
         if mask is None:
             return obs, info
-        mask = np.hstack(mask) if isinstance(mask, (list, tuple)) else mask
+        nested = isinstance(mask, (list, tuple))
+        if nested and [np.size(part) for part in mask] == self.nvec:
+            mask = np.hstack(mask)
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 
     def reset(self, *, seed=None, options=None):
@@ -678,30 +683,29 @@ def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector
 
 
 def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
-    """What may be chosen now, (N, F, 1 + R) bool: a row for each value of the first component.
+    """What may be chosen now: the table of the environments' masks, in one of their two forms.
 
-    A row says whether the value is allowed, then which choices of the other components go with it.
-    An environment's mask has this form too; a component without a choice is then ignored, and all
-    are if the first has none. Or it is one row (F + R,) for all values, which all need a choice.
+    (N, F + R): one row for all values of component 0; each component has a choice. Or
+    (N, F, 1 + R): a row for each value of component 0, whether it is allowed, then which choices of
+    the others go with it. A component may have none; where component 0 has none, nothing is True.
     """
     N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
     given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
-    for n in np.flatnonzero(given != masked):
-        what = "no action mask at this step" if masked else "an action mask, but none at the start"
-        raise UserError(f"environment {n} of {args.env_id} gave {what}")
+    wrong = np.flatnonzero(given != masked).tolist()
+    what = "no action mask at this step" if masked else "an action mask, but none at the start"
+    require(not wrong, f"environments {wrong} of {args.env_id} gave {what}")
     if not masked:
-        return np.ones((N, F, 1 + R), bool)
+        return np.ones((N, F + R), bool)
     mask = infos["action_mask"]
-    if mask.shape == (N, F + R):
-        some = np.logical_or.reduceat(mask, np.cumsum([0, *nvec[:-1]]), axis=1)  # (N, D)
-        for n, d in np.argwhere(~some):
-            raise UserError(f"environment {n} of {args.env_id} allows nothing of component {d}")
-        others = np.broadcast_to(mask[:, None, F:], (N, F, R))
-        mask = np.concatenate([mask[:, :F, None], others], axis=2)
-    fits = mask.shape == (N, F, 1 + R)
     forms = f"{(F + R,)} or {(F, 1 + R)}"
+    fits = mask.shape[1:] in ((F + R,), (F, 1 + R))
     require(fits, f"{args.env_id} gives an action mask {mask.shape[1:]} where {forms} is needed")
-    return mask & mask[:, :, :1].any(axis=1, keepdims=True)
+    if mask.ndim == 3:
+        return mask & mask[:, :, :1].any(axis=1, keepdims=True)
+    has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *nvec[:-1]]), axis=1)  # (N, D)
+    empty = np.argwhere(~has_choice).tolist()
+    require(not empty, f"{args.env_id} allows no choice of [environment, component] {empty}")
+    return mask
 
 
 def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
