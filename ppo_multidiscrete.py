@@ -591,7 +591,9 @@ class MaskInInfos(gym.Wrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.nvec = np.ravel(getattr(env.action_space, "nvec", ())).tolist()
+        choices = getattr(env.action_space, "nvec", getattr(env.action_space, "n", 0))
+        first, *others = np.ravel(choices).tolist()
+        self.sizes_of_rows = [1 + sum(others)] * first
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -609,8 +611,7 @@ class MaskInInfos(gym.Wrapper):
             mask = self.env.get_wrapper_attr("action_masks")()
         if mask is None:
             return obs, info
-        nested = isinstance(mask, (list, tuple))
-        if nested and [np.size(part) for part in mask] == self.nvec:
+        if isinstance(mask, (list, tuple)) and list(map(np.size, mask)) != self.sizes_of_rows:
             mask = np.hstack(mask)
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 

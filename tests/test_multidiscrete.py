@@ -90,6 +90,7 @@ class Masked(gym.Env):
 FORMS = ("flat", "rows", "idle", "empty", "dead end", "short", "missing", "late", "stops")
 for form in FORMS:
     gym.register(f"Masked-{form.replace(' ', '-')}-v0", Masked, kwargs={"form": form})
+gym.register("Masked-short-list-v0", Masked, kwargs={"form": "short", "source": "list"})
 for source in ("dict", "method", "list"):
     gym.register(f"Masked-{source}-v0", Masked, kwargs={"form": "flat", "source": source})
     gym.register(f"Masked-rows-{source}-v0", Masked, kwargs={"form": "rows", "source": source})
@@ -467,6 +468,7 @@ def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, monkeypa
 SENSELESS_MASKS = {
     "empty": ["Masked-empty-v0", "[environment, component] [[1, 1]]"],
     "short": ["Masked-short-v0", "(8,)", "(9,)", "(3, 7)"],
+    "short-list": ["Masked-short-list-v0", "(8,)", "(9,)", "(3, 7)"],
     "missing": ["environments [1]", "Masked-missing-v0", "no action mask"],
     "late": ["environments [0, 1]", "Masked-late-v0", "none at the start"],
     "stops": ["environments [0, 1]", "Masked-stops-v0", "no action mask"],
