@@ -61,6 +61,11 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"FAILED: skipped without need: {skip}", red=True)
 
 
+def pytest_collection_modifyitems(items):
+    """What forks comes first: a child of a process with Java in it may wait forever."""
+    items.sort(key=lambda item: "async" not in item.name)
+
+
 # -- a scripted environment --
 class Scripted(gym.Env):
     """Observes (step of the episode, its number), pays 1 a step and ends after five, always.

@@ -613,7 +613,7 @@ def test_mujoco_async_is_sync_in_other_processes(run_mujoco):
     assert episodes[0] == episodes[1] and len(episodes[0]) > 10
 
 
-def test_mujoco_a_run_leaves_the_process_as_it_was(run_mujoco):
+def test_mujoco_an_async_run_leaves_the_process_as_it_was(run_mujoco):
     before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
     run_mujoco(env_backend="async")
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
