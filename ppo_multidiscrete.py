@@ -827,10 +827,10 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        same_flags = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
+        known = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(same_flags, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script (its run keeps a copy)")
     return checkpoint
 
 

@@ -375,7 +375,7 @@ ATARI_SCRIPT = Script(
     lines=942,  # the design has 820, 450 and 260, and 50 more for several processes
     loop_before=451,
     plumbing=363,
-    changed=665,
+    changed=667,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -397,6 +397,7 @@ ATARI_SCRIPT = Script(
         "restore_envs": "of the emulator",
         "open_logs": "the command that resumes several processes",
         "provenance": "versions of ale-py and EnvPool, processes",
+        "load_checkpoint": "processes",
         "evaluate": "whole games side by side",
         "main": "several processes say what is wrong once",
     },
