@@ -24,8 +24,9 @@ from pathlib import Path
 FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch capture_video".split())
 FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
 FREE |= set("eval_episodes eval_deterministic eval_levels".split())
-# Flags that no script has any more, and the value that did what scripts do without them.
+# Flags that a script has no more, and the value that did what it does without them.
 GONE = {"checkpoint_every": 50, "env_threads": 0, "recompute_advantages": False}
+GONE |= {"init": "torch", "layer_norm": False, "norm_reward_rollout": False, "reward_gamma": None}
 
 
 @cache
@@ -72,7 +73,8 @@ def stored_args(file: Path, fields: dict) -> dict:
         return config["args"] | {"script": script.stem} | patch_in(script)
     comments = [line[2:] for line in file.read_text().splitlines() if line.startswith("# ")]
     facts = dict(comment.split(": ", 1) for comment in comments)
-    gone = {name: (type(value), value) for name, value in GONE.items() if name not in fields}
+    kinds = {name: float if value is None else type(value) for name, value in GONE.items()}
+    gone = {name: (kinds[name], GONE[name]) for name in GONE if name not in fields}
     if "args" in facts:
         defaults = {name: default for name, (_, default) in fields.items()}
         args = defaults | json.loads(facts["args"])  # a flag that is newer than the run

@@ -363,6 +363,17 @@ def test_a_file_of_another_script_is_not_had(tmp_path):
     assert have.differences(path, ROOT / "ppo.py", []) == ["script ppo_lstm (asked for: ppo)"]
 
 
+@pytest.mark.parametrize("given, differs", [({}, []), ({"reward_gamma": 0.99}, ["reward_gamma"])])
+def test_flags_that_a_script_has_no_more(given, differs, tmp_path):
+    """A run that had them at what the script does without them is one of today's."""
+    script = ROOT / "ppo_procgen.py"
+    args = {"env_id": "starpilot", "init": "torch", "layer_norm": False}
+    args |= {"norm_reward_rollout": False, "reward_gamma": None} | given
+    (tmp_path / "run.csv").write_text(f"# script: ppo_procgen\n# args: {json.dumps(args)}\n")
+    found = have.differences(tmp_path / "run.csv", script, [])
+    assert [text.split()[0] for text in found] == differs
+
+
 @pytest.mark.parametrize("script", recipes.SCRIPTS)
 def test_flags_are_read_from_the_text_of_a_script(script):
     """Types and defaults are those of Args; what is free or gone is no typing error."""
