@@ -1265,3 +1265,12 @@ def test_missing_packages_are_named(missing, monkeypatch):
         ppo.parse_args([])
     assert "\n" not in str(stop.value)
     ppo.parse_args(["--env-id", "CartPole-v1"])  # which needs none of them
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_masks_of_one_row_are_not_made_a_table(masked, tiny_multidiscrete):
+    """(N, L), and not (N, F, 1 + R), which is large where components have many values."""
+    args, nvec = tiny_multidiscrete(num_envs=2), [1000] * 5
+    infos = {"action_mask": np.ones((2, 5000), bool), "_action_mask": np.ones(2, bool)}
+    mask = ppo.action_options(args, nvec, infos if masked else {}, masked)
+    assert mask.shape == (2, 5000) and mask.all()
