@@ -137,6 +137,7 @@ curve() { # SUITE RECIPE ENV...
 # -- one after the other --
 work() { # in a session of its own
     local name seconds how code start running
+    echo $$ > "$home/worker"
     echo "== machine"
     timeout -k 10 300 bash benchmark/gpu.sh step machine || { echo "== this machine will not do" && return 1; }
     trap 'kill "$running" && wait "$running" || true; exit 130' TERM # timeout ends its step, too
@@ -228,7 +229,11 @@ status() { # the steps, the one that runs, the end of its log
 follow() { # start a worker if there is none, show its log, keep what it makes; until the time is over
     local seen="" log size
     size=$(stat -c %s "$kept/log.txt")
-    alive || { setsid bash benchmark/gpu.sh work < /dev/null >> "$kept/log.txt" 2>&1 & echo $! > "$home/worker"; }
+    if ! alive; then
+        rm -f "$home/worker"
+        setsid bash benchmark/gpu.sh work < /dev/null >> "$kept/log.txt" 2>&1 &
+        until alive || ! kill -0 $! 2> /dev/null; do sleep 0.1; done
+    fi
     tail -c "+$((size + 1))" -F "$kept/log.txt" 2> /dev/null &
     log=$!
     while alive && ((SECONDS < ${LIMIT:-570})); do
