@@ -35,6 +35,8 @@ from provenance import refresh
 from recipes import HERE, SCRIPTS, suites
 from results import RESULTS, folders, peers
 from scripts import all_flags, flags_table, where_table
+from selection import FOLDER as SELECTION
+from selection import selection_section
 from tables import (
     folder_section,
     start_section,
@@ -70,7 +72,7 @@ def sections() -> dict[str, Callable[[], str]]:
     if list(RESULTS.glob("wins/*.csv")):
         made["wins"] = wins_section
     made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}
-    made["effects"] = effects_section
+    made |= {"effects": effects_section, SELECTION: selection_section}
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
     return made | {"where": where_table, "suites": suites_section}

@@ -200,15 +200,20 @@ run_suite() { # SUITE [RECIPE] [--dry-run]: all runs of a recipe, by default of 
     finish
 }
 
+run_scripts() { # lines of SCRIPT ENV EXP FLAGS...: a plan for each script
+    local script
+    for script in $(awk '!seen[$1]++ { print $1 }' <<< "$1"); do
+        SCRIPT=$(script_of "$script") || exit 2
+        run_plan < <(awk -v script="$script" '$1 == script { sub(/^[^ ]+ /, ""); print }' <<< "$1")
+    done
+}
+
 run_recipe() { # SUITE RECIPE: all its runs, one plan for each script
-    local suite=$1 recipe=$2 plan seeds steps cores script
+    local suite=$1 recipe=$2 plan seeds steps cores
     plan=$(plan_of "$suite" "$recipe")
     IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
     STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
     [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}
     [[ $cores != [0-9]* ]] || export PROCESSES=$cores WORKERS=${WORKERS:-1} THREADS=${THREADS:-$((($(nproc) - 1) / cores + 1))}
-    for script in $(awk '!seen[$1]++ { print $1 }' <<< "$plan"); do
-        SCRIPT=$(script_of "$script") || exit 2
-        run_plan < <(awk -v script="$script" '$1 == script { sub(/^[^ ]+ /, ""); print }' <<< "$plan")
-    done
+    run_scripts "$plan"
 }

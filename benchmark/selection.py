@@ -1,0 +1,102 @@
+"""The clean repetition of the search for a strong recipe: which candidates run in which round.
+
+python benchmark/selection.py ROUND     the seeds of a round, from 1, then what runs with each of
+                                        them: lines of SCRIPT ENV CANDIDATE FLAGS... for run.sh
+
+The candidates are in selection.csv, each the strong recipe with other flags, or with a patch.
+docs/selection.md has the plan, which was fixed before the first run.
+"""
+
+import os
+import sys
+
+import numpy as np
+import pandas as pd
+from recipes import HERE, read_recipes
+from results import RESULTS, read_facts
+from tables import mean_cell, table
+
+FOLDER = "selection"
+AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
+ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
+
+
+def candidates() -> pd.DataFrame:
+    """selection.csv by candidate, with all flags."""
+    rows = pd.read_csv(HERE / "selection.csv", dtype=str, keep_default_na=False)
+    recipes = read_recipes().set_index("experiment")
+    strong = options(recipes["flags"]["strong"])
+    rows["flags"] = [words(strong | options(flags)) for flags in rows["flags"]]
+    return rows.set_index("candidate")
+
+
+def options(flags: str) -> dict[str, str]:
+    """Name -> value, or nothing, of each flag."""
+    return dict(flag.partition(" ")[::2] for flag in f" {flags}".split(" --")[1:])
+
+
+def words(named: dict[str, str]) -> str:
+    return " ".join(f"--{name} {value}".strip() for name, value in named.items())
+
+
+def seeds_until(number_of_rounds: int) -> list[str]:
+    return [seed for seeds, _ in ROUNDS[:number_of_rounds] for seed in seeds.split()]
+
+
+def shares(candidate: str, seeds: list[str]) -> np.ndarray:
+    """(seeds, environments): final return / aim; not a number where there is no run."""
+    folder = RESULTS / (FOLDER + os.environ.get("SUFFIX", ""))
+    found = np.full((len(seeds), len(AIMS)), np.nan)
+    for i, seed in enumerate(seeds):
+        for k, (env, aim) in enumerate(AIMS.items()):
+            path = folder / env / f"{candidate}__{seed}.csv"
+            if path.exists():
+                found[i, k] = float(read_facts(path)["final_return"]) / aim
+    return found
+
+
+def left(rounds: int) -> list[str]:
+    """The candidates after so many rounds, the best first; an error names the runs that miss.
+
+    A round keeps those with the highest mean share over all environments and all seeds so far.
+    """
+    if rounds == 0:
+        return list(candidates().index)
+    names, seeds = left(rounds - 1), seeds_until(rounds)
+    keep = ROUNDS[rounds][1] if rounds < len(ROUNDS) else 1
+    scores = {name: shares(name, seeds).mean() for name in names}
+    missing = [name for name, score in scores.items() if np.isnan(score)]
+    if missing:
+        raise ValueError(f"round {rounds} is not complete, runs are missing: {', '.join(missing)}")
+    return sorted(names, key=lambda name: -scores[name])[:keep]
+
+
+def plan(round_: int) -> str:
+    """What run.sh runs."""
+    rows, lines = candidates(), [ROUNDS[round_ - 1][0]]
+    for env in AIMS:
+        for name in left(round_ - 1):
+            row = rows.loc[name]
+            lines.append(f"{row['script']} {env} {name} {row['flags']}")
+    return "\n".join(lines)
+
+
+def selection_section() -> str:
+    """A row for each candidate: in how many rounds it ran, its returns, its score."""
+    head = ["candidate", "what", "rounds", *AIMS, "mean share of the aims"]
+    rows = []
+    for name, row in candidates().iterrows():
+        found = shares(name, seeds_until(len(ROUNDS)))
+        found = found[~np.isnan(found).any(axis=1)]
+        if len(found):
+            rounds = sum(len(found) >= len(seeds_until(n + 1)) for n in range(len(ROUNDS)))
+            cells = [mean_cell(x * aim) for x, aim in zip(found.T, AIMS.values())]
+            rows.append([f"`{name}`", row["what"], str(rounds), *cells, f"{found.mean():.3f}"])
+    return table(head, rows, left=2) if rows else "No runs yet."
+
+
+if __name__ == "__main__":
+    try:
+        print(plan(int(sys.argv[1])))
+    except ValueError as error:
+        sys.exit(str(error))

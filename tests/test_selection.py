@@ -1,0 +1,108 @@
+"""benchmark/selection.py: candidates, rounds, and what each round leaves."""
+
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+from test_benchmark import copy, output_of, recipes, suite
+
+import selection  # isort: skip
+
+__all__ = ["copy"]  # a fixture
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """`results(candidate, seeds, share)`: final returns, share of the aim each."""
+    monkeypatch.setattr(selection, "RESULTS", tmp_path)
+
+    def make(candidate: str, seeds: str, share: float) -> None:
+        for env, aim in selection.AIMS.items():
+            for seed in seeds.split():
+                path = tmp_path / "selection" / env / f"{candidate}__{seed}.csv"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"# final_return: {share * aim}\nstep,return\n")
+
+    return make
+
+
+def test_candidates_are_the_strong_recipe_with_one_idea_each():
+    rows = selection.candidates()
+    strong = recipes.read_recipes().set_index("experiment")["flags"]["strong"]
+    assert rows["flags"]["today"] == rows["flags"]["staggered"] == strong
+    assert not rows.duplicated(["script", "flags"]).any() and rows.index.is_unique
+    script = import_module("ppo_continuous_mujoco")
+    for flags in rows["flags"]:
+        script.check_args(script.parse_args(flags.split()))
+        named = selection.options(flags)
+        assert int(named["num-envs"]) * int(named["num-steps"]) == 2048
+    assert "--gae-lambda 0.9" in rows["flags"]["lambda_09"]
+    assert rows["flags"]["staggered_std"].count("init-log-std") == 1
+
+
+def test_each_round_leaves_the_best_over_all_seeds_so_far(results):
+    """The last of the first round would win by the later seeds alone: it is gone."""
+    names = list(selection.candidates().index)
+    for i, name in enumerate(names):
+        results(name, "103 104", 1 + i / 100)
+    assert selection.left(1) == names[:-5:-1]
+    for name, share in zip(selection.left(1), (0.5, 1.2, 1.3, 0.9)):
+        results(name, "105 106", share)
+    assert selection.left(2) == [names[-3], names[-2]]
+    results(names[-3], "107 108 109 110", 1.1)
+    results(names[-2], "107 108 109 110", 1.2)
+    assert selection.left(3) == [names[-2]]
+
+
+def test_the_plan_has_144_runs(results):
+    for name in selection.candidates().index:
+        results(name, "103 104 105 106", 1)
+    plans = [selection.plan(i + 1).splitlines() for i in range(3)]
+    runs = [len(seeds.split()) * len(lines) for seeds, *lines in plans]
+    assert runs == [80, 32, 32]
+    seeds = " ".join(plan[0] for plan in plans).split()
+    assert seeds == [str(seed) for seed in range(103, 111)]
+    assert plans[1][1].startswith("ppo_continuous_mujoco.py HalfCheetah-v4 today --num-envs 64 ")
+
+
+def test_a_missing_run_stops_the_next_round(results, tmp_path):
+    for name in selection.candidates().index:
+        results(name, "103 104", 1)
+    (tmp_path / "selection" / "Ant-v4" / "staggered__104.csv").unlink()
+    with pytest.raises(ValueError, match="round 1 is not complete.*: staggered$"):
+        selection.plan(2)
+
+
+def test_the_table_names_rounds_and_score(results):
+    results("today", "103 104 105 106", 0.9)
+    results("staggered", "103 104", 1.1)
+    text = selection.selection_section()
+    assert "| `today` | the strong recipe as it is | 2 | 5400 (5400, 5400, 5400, 5400) |" in text
+    today, staggered = (line for line in text.splitlines() if line.startswith("| `"))
+    assert today.endswith("| 0.900 |") and "| 1 | 6600 (6600, 6600) |" in staggered
+
+
+def test_incomplete_seeds_count_for_nothing(results, tmp_path):
+    results("today", "103 104", 0.9)
+    (tmp_path / "selection" / "Ant-v4" / "today__104.csv").unlink()
+    assert np.isnan(selection.shares("today", ["103", "104"])).tolist() == [
+        [False] * 4,
+        [False] * 3 + [True],
+    ]
+    assert "| 0 | 5400 |" in selection.selection_section()
+
+
+def test_a_suite_with_failed_runs_ends_after_its_round(copy):
+    """A stand-in for Python fails to train."""
+    trains = 'case $1 in benchmark/*) exec "$REAL" "$@" ;; *) exit 1 ;; esac'
+    (copy / "python.sh").write_text(trains)
+    there = {"PYTHON": "bash python.sh", "REAL": sys.executable, "WORKERS": "4"}
+    output = output_of(suite(copy, "benchmark/selection.sh", **there), code=1)
+    assert output.count("FAIL") == 80 and "round 1 is not complete" in output
+
+
+def test_the_first_round_can_be_shown(copy):
+    output = output_of(suite(copy, "benchmark/selection.sh", "--dry-run"))
+    assert output.count("--env-id") == 80 and "--seed 105" not in output
+    assert "usage: " in output_of(suite(copy, "benchmark/selection.sh", "nonsense"), code=2)
