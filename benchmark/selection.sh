@@ -2,7 +2,7 @@
 # The clean repetition of the search for a strong recipe, by the plan of docs/selection.md: three rounds, each of the
 # candidates that the one before has left; 144 runs of 1M steps on HalfCheetah, Hopper, Walker2d and Ant:
 #   bash benchmark/selection.sh
-# --dry-run prints the commands of the rounds whose candidates are known. Variables: those of run.sh; STEPS with a SUFFIX.
+# --dry-run prints the commands of the rounds whose candidates are known. Variables: those of run.sh but ENVS and SEEDS.
 # Candidates are in selection.csv, seeds and the rule in selection.py.
 set -euo pipefail
 source "$(dirname "$0")/run.sh"
@@ -14,5 +14,6 @@ for round in 1 2 3; do
     plan=$("${python[@]}" benchmark/selection.py "$round") || { [[ $DRY_RUN ]] && break; exit 1; } # the last one is not complete
     SEEDS=$(head -n 1 <<< "$plan")
     run_scripts "$(tail -n +2 <<< "$plan")"
+    [[ ! $FAILED ]] || break # a run of another plan may lie where its result belongs
 done
 finish
