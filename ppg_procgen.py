@@ -76,7 +76,7 @@ class Args:
     e_policy: int = 1  # passes over a rollout, for policy and value together [P03]
     norm_adv: bool = False  # normalize the advantages of a minibatch [C07]
     adv_norm_fullbatch: bool = True  # normalize the advantages of a rollout [P06]
-    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08]
+    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08] [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -183,7 +183,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # two layers make a block's 6**-0.5, six blocks add up to variance 1
+        std = 6**-0.25  # two layers: 6**-0.5 of a block, so the six blocks' variances add up to 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -355,12 +355,13 @@ def average_gradients(agent: Agent, stats: dict) -> None:
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    check_args(args)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
-    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
+    torch.compiler.reset()  # else only eight runs of a process compile a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -370,7 +371,8 @@ def train(args: Args) -> dict:
     envs = make_envs(own, run_dir / f"videos_{int(time.time())}", args.seed + rank * own.num_envs)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    load_weights(agent, checkpoint or all_gather({"agent": agent.state_dict()})[0])  # of rank 0
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
@@ -382,7 +384,7 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
+    player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
     player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
@@ -490,9 +492,9 @@ def train(args: Args) -> dict:
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
             rows = slice(min(part_size, own.num_aux_rollouts * args.n_aux_grad_accum * T))
-            example = {name: batch[name][rows] for name in ("obs", "returns")}
-            example |= {"logits": noise.flatten(0, 1)[rows]}  # of the shape of logits
-            example = (agent, example, args)
+            aux_example = {name: batch[name][rows] for name in ("obs", "returns")}
+            aux_example |= {"logits": noise.flatten(0, 1)[rows]}  # any of the shape of logits
+            example = (agent, aux_example, args)
             aux_loss_of = minibatch_aux_loss
             aux_loss_of = compiled(aux_loss_of, device, example) if args.compile else aux_loss_of
         metrics = []  # a dict of scalar tensors for each minibatch
@@ -533,7 +535,10 @@ def train(args: Args) -> dict:
                     parts = aux_obs.to(device).flatten(0, 1).split(part_size)
                     aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
             passes = []  # losses by name, of each
-            if paused and paused["iteration"] == iteration:  # played again up to here
+            cloned = sum(all_gather(aux_logits[:R].double().sum().item()))  # tells policies apart
+            # Stopped in this phase: the checkpoint is of the iteration before, and the last one was
+            # played again. If it came out the same, only the finished passes are skipped.
+            if paused and paused["iteration"] == iteration and paused["cloned"] == cloned:
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
@@ -564,7 +569,7 @@ def train(args: Args) -> dict:
                 require(finite, f"losses of {name_of_pass}, iteration {iteration}: {losses}")
                 passes.append(losses)
                 if iteration > 1 and len(passes) < args.e_auxiliary:  # add to the checkpoint before
-                    paused = {"iteration": iteration, "passes": passes}
+                    paused = {"iteration": iteration, "cloned": cloned, "passes": passes}
                     paused |= {"seconds": time.time() - start_time}
                     paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
                     paused |= {"aux_optimizer": aux_optimizer.state_dict()}
@@ -659,32 +664,37 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
-        checkpoint = load_checkpoint(run_dir)
-        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
-        args = tyro.cli(Args, args=argv, default=stored)
-        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-        free += "compile env_threads micro_batch checkpoint_seconds".split()
-        free += "eval_episodes eval_levels eval_deterministic".split()
-        annealed = stored.anneal_lr or stored.anneal_clip
-        shorter = stored.num_iterations % stored.n_iteration  # the last phase
-        if not annealed and not shorter and args.total_timesteps > stored.total_timesteps:
-            free.append("total_timesteps")
-        old, new = asdict(stored), asdict(args)
-        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
+        args = tyro.cli(Args, args=argv, default=Args(**stored))
     check_args(args)
     return args
 
 
+def check_unchanged(args: Args, run_dir: str) -> None:
+    """Stop with one line if the run in the directory has another configuration."""
+    old = load_checkpoint(run_dir)["args"]
+    new = asdict(args)
+    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+    free += "compile env_threads micro_batch checkpoint_seconds".split()
+    free += "eval_episodes eval_levels eval_deterministic".split()
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    shorter = Args(**old).num_iterations % args.n_iteration  # the last phase
+    if not annealed and not shorter and args.total_timesteps > old["total_timesteps"]:
+        free.append("total_timesteps")
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+
+
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
-    may_be_0 += ["beta_clone", "skip_aux_every"]
-    may_be_0 += ["env_threads", "micro_batch"]
+    may_be_0 += ["beta_clone", "skip_aux_every", "env_threads", "micro_batch"]
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
@@ -716,9 +726,6 @@ def check_args(args: Args) -> None:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
     check_game(args.env_id)
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
-    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
-        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
 
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
@@ -732,7 +739,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
     own.env_threads = math.ceil(args.env_threads / here)
     own.capture_video = args.capture_video and rank == 0
-    check_args(own)
+    check_args(replace(own, resume=None))  # its share is another configuration
     if args.cuda:
         cards = torch.cuda.device_count()
         require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
@@ -873,7 +880,7 @@ def keep_freed_memory() -> None:
 
 def compiled(function, device: torch.device, example: tuple):
     """A function as one graph, or as it is if its first call, with these arguments, fails."""
-    print("compiling takes up to a minute (--no-compile does without)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -896,6 +903,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         shutil.copy(__file__, run_dir)  # the source that ran, changed or not
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
+        whole = episodes.tell() >= checkpoint["episodes_size"]
+        require(whole, f"{episodes.name} lacks what is before the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -905,13 +914,17 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+        names |= {"config": asdict(args), "reinit": "finish_previous"}
+        wandb.init(**names, sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
+    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
+        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0

@@ -7,7 +7,7 @@
 
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 500 after 500,000 steps and two minutes on one slow core (3 seeds)
+Expect:  a return of 500 after 500,000 steps and two to five minutes on one core (3 seeds)
 Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name details of "The 37
          Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
@@ -63,7 +63,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08]
+    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08] [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -191,6 +191,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    check_args(args)
     torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
@@ -313,7 +314,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -373,25 +374,31 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
-        checkpoint = load_checkpoint(run_dir)
-        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
-        args = tyro.cli(Args, args=argv, default=stored)
-        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-        free += ["checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-        annealed = stored.anneal_lr or stored.anneal_clip
-        if not annealed and args.total_timesteps > stored.total_timesteps:
-            free.append("total_timesteps")
-        old, new = asdict(stored), asdict(args)
-        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
+        args = tyro.cli(Args, args=argv, default=Args(**stored))
     check_args(args)
     return args
 
 
+def check_unchanged(args: Args, run_dir: str) -> None:
+    """Stop with one line if the run in the directory has another configuration."""
+    old = load_checkpoint(run_dir)["args"]
+    new = asdict(args)
+    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+    free += ["checkpoint_seconds", "eval_episodes", "eval_deterministic"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    if not annealed and args.total_timesteps > old["total_timesteps"]:
+        free.append("total_timesteps")
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+
+
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes"]
     for name, value in asdict(args).items():
@@ -414,7 +421,8 @@ def check_args(args: Args) -> None:
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One environment, which records videos on RecordVideo's schedule if it has a directory."""
     try:
-        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
+        render = {"render_mode": "rgb_array"} if video_dir else {}
+        env = gym.make(args.env_id, **render)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
@@ -424,7 +432,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(vector, f"{args.env_id} observes {obs_space}; this script needs vectors")
     discrete = isinstance(action_space, gym.spaces.Discrete)
     require(discrete, f"{args.env_id} acts in {action_space}; this script needs Discrete actions")
-    return env
+    # A copy of each observation: a reset may reuse the memory of final_obs
+    return gym.wrappers.TransformObservation(env, np.array, obs_space)
 
 
 def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
@@ -440,8 +449,9 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in envs.envs:
         game = env.unwrapped
-        exact = type(game).__module__.startswith("gymnasium.envs.classic_control")
-        if not exact or not env.has_wrapper_attr("_elapsed_steps"):
+        spec = gym.registry[game.spec.id]  # wrappers of its own could have a state too
+        exact = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
+        if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}
         state["rng"] = game.np_random.bit_generator.state
@@ -470,6 +480,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         shutil.copy(__file__, run_dir)  # the source that ran, changed or not
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
+        whole = episodes.tell() >= checkpoint["episodes_size"]
+        require(whole, f"{episodes.name} lacks what is before the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -479,7 +491,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+        names |= {"config": asdict(args), "reinit": "finish_previous"}
+        wandb.init(**names, sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"

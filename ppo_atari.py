@@ -8,10 +8,11 @@
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  on Pong, with the fast settings of docs/results.md, 18 after 2.1M steps and 43 minutes
-         on two cores (one seed)
+Expect:  with --total-timesteps 1_000_000 a return of 22 after an hour on two cores (one seed);
+         published: 415 after 10M steps
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
-         details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
+         details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours. What has to do
+         with `rank`, `own`, `all_gather` or `compiled` can be skipped at first.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is C frames of 84 x 84 pixels, an action is one of A.
 """
@@ -74,7 +75,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08]
+    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -385,28 +386,30 @@ def average_gradients(agent: Agent, stats: dict) -> None:
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    check_args(args)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
-    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
+    torch.compiler.reset()  # else only eight runs of a process compile a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    played = checkpoint["iteration"] if checkpoint else 0  # not the first games once more
-    env_seed = args.seed + rank * own.num_envs + played * args.num_envs  # EnvPool: only here
+    played = checkpoint["iteration"] if checkpoint else 0  # so that a resumed run has new games
+    env_seed = args.seed + rank * own.num_envs + played * args.num_envs
     envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    load_weights(agent, checkpoint or all_gather({"agent": agent.state_dict()})[0])  # of rank 0
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its network once a rollout
+    player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
     player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
 
     # A rollout
@@ -494,15 +497,15 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: every third row at least
+        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: at least B / 3
         if iteration == start_iteration:
             example = torch.arange(own.batch_size // args.num_minibatches, device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
             loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(rows)).repeat(3)  # a few again, so that B stay B
-            b_inds = rows[order[: own.batch_size]].to(device)
+            order = torch.randperm(len(rows)).repeat(3)[: own.batch_size]  # some twice: B in all
+            b_inds = rows[order].to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_of(agent, mb, clip_coef, args)
@@ -593,27 +596,33 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
-        checkpoint = load_checkpoint(run_dir)
-        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
-        args = tyro.cli(Args, args=argv, default=stored)
-        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-        free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
-        free += ["env_backend"] * bool(args.evaluate)
-        annealed = stored.anneal_lr or stored.anneal_clip
-        if not annealed and args.total_timesteps > stored.total_timesteps:
-            free.append("total_timesteps")
-        old, new = asdict(stored), asdict(args)
-        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
+        args = tyro.cli(Args, args=argv, default=Args(**stored))
     check_args(args)
     return args
 
 
+def check_unchanged(args: Args, run_dir: str) -> None:
+    """Stop with one line if the run in the directory has another configuration."""
+    old = load_checkpoint(run_dir)["args"]
+    new = asdict(args)
+    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+    free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
+    free += ["env_backend"] * bool(args.evaluate)
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    if not annealed and args.total_timesteps > old["total_timesteps"]:
+        free.append("total_timesteps")
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+
+
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
@@ -646,9 +655,6 @@ def check_args(args: Args) -> None:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
     game_name(args.env_id)
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
-    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
-        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
 
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
@@ -660,7 +666,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
     own.env_threads = math.ceil(args.env_threads / here)
     own.capture_video = args.capture_video and rank == 0
-    check_args(own)
+    check_args(replace(own, resume=None))  # its share is another configuration
     if args.cuda:
         cards = torch.cuda.device_count()
         require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
@@ -789,7 +795,7 @@ def keep_freed_memory() -> None:
 
 def compiled(function, device: torch.device, example: tuple):
     """A function as one graph, or as it is if its first call, with these arguments, fails."""
-    print("compiling takes up to a minute (--no-compile does without)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -812,6 +818,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         shutil.copy(__file__, run_dir)  # the source that ran, changed or not
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
+        whole = episodes.tell() >= checkpoint["episodes_size"]
+        require(whole, f"{episodes.name} lacks what is before the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -821,13 +829,17 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+        names |= {"config": asdict(args), "reinit": "finish_previous"}
+        wandb.init(**names, sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
+    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
+        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0

@@ -75,7 +75,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08]
+    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -332,7 +332,7 @@ class Agent(nn.Module):
             return self.network(obs).float()
 
     def remember(self, features: torch.Tensor, places: torch.Tensor, L: int, state: torch.Tensor):
-        """Hidden states (M, H) of features (M, F): one call of the LSTM, see `split_episodes`."""
+        """Hidden states (M, H) of features (M, F), all sequences of `split_episodes` at once."""
         padded = features.new_zeros(L * state.shape[1], features.shape[1])
         padded = padded.index_copy(0, places, features).unflatten(0, (L, -1))  # (L, S, F)
         hidden, _ = self.lstm(padded, tuple(state[:, None]))  # (L, S, H)
@@ -413,24 +413,25 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
-def split_episodes(valid: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
+def split_episodes(remembered: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
     """All steps of environments mb_envs (n,) as S sequences with no reset inside, for `remember`.
 
-    valid: (T, N), False on reset rows, which still belong to the episode that ended. state:
-    (2, N, H) before the rollout. Returns of each of the M = n * T samples its row in the batch and
-    its place in an array (L, S), where L is the longest sequence; L; the states before (2, S, H).
+    remembered: (T, N), False on rows whose successor starts from zeros: resets, which still belong
+    to the episode that ended. state: (2, N, H) before the rollout. Returns of each of the M = n * T
+    samples its row in the batch and its place in an array (L, S), where L is the longest sequence;
+    L; the states before (2, S, H). T = 5, n = 1, a reset in row 1: rows 0 1 | 2 3 4, S = 2, L = 3.
     """
-    T, N = valid.shape
+    T, N = remembered.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
-    starts[:, 1:] = ~valid[:-1, mb_envs].T  # of a sequence: after a reset row, and at row 0
+    starts[:, 1:] = ~remembered[:-1, mb_envs].T  # of a sequence: after a reset row, and at row 0
     env, first = starts.nonzero().T  # (S,) each
     sequence = starts.flatten().cumsum(0) - 1  # (M,)
     step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) of its sequence
     mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
     places = step * len(first) + sequence
-    known = upload(first == 0, state.device)[:, None]  # the others start from zeros
+    goes_on = upload(first == 0, state.device)[:, None]  # from before; the others from zeros
     envs = upload(mb_envs[env], state.device)
-    state = state[:, envs] * known  # [L05] rebuilt from the state before the rollout
+    state = state[:, envs] * goes_on  # [L05] rebuilt from the state before the rollout
     mb_inds = upload(mb_inds, state.device)
     places = upload(places, state.device)
     return mb_inds, places, int(step.numpy().max()) + 1, state
@@ -454,30 +455,32 @@ def average_gradients(agent: Agent, stats: dict) -> None:
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    check_args(args)
     keep_freed_memory()
     if not game_name(args.env_id):
         torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # look for the fastest
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
-    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
+    torch.compiler.reset()  # else only eight runs of a process compile a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    played = checkpoint["iteration"] if checkpoint else 0  # not the first games once more
-    env_seed = args.seed + rank * own.num_envs + played * args.num_envs  # EnvPool: only here
+    played = checkpoint["iteration"] if checkpoint else 0  # so that a resumed run has new games
+    env_seed = args.seed + rank * own.num_envs + played * args.num_envs
     envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    load_weights(agent, checkpoint or all_gather({"agent": agent.state_dict()})[0])  # of rank 0
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    player = copy.deepcopy(agent)  # that acts: --bf16 casts its weights once a rollout
+    player = copy.deepcopy(agent)  # it acts: --bf16 casts its weights once a rollout
     player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
     player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
@@ -588,10 +591,10 @@ def train(args: Args) -> dict:
                 mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
                 hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
                 real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
-                order = torch.randperm(len(real)).repeat(3)  # M: at least a third is real
-                real = upload(torch.from_numpy(real)[order[: len(mb_inds)]], device)
-                mb = {name: b[mb_inds[real]] for name, b in batch.items()}
-                mb["hidden"] = hidden[real]
+                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # some twice: M in all
+                chosen = upload(torch.from_numpy(real)[order], device)
+                mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
+                mb["hidden"] = hidden[chosen]
                 loss, stats = loss_of(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -681,27 +684,33 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
-        checkpoint = load_checkpoint(run_dir)
-        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
-        args = tyro.cli(Args, args=argv, default=stored)
-        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-        free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
-        free += ["env_backend"] * bool(args.evaluate)
-        annealed = stored.anneal_lr or stored.anneal_clip
-        if not annealed and args.total_timesteps > stored.total_timesteps:
-            free.append("total_timesteps")
-        old, new = asdict(stored), asdict(args)
-        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
+        args = tyro.cli(Args, args=argv, default=Args(**stored))
     check_args(args)
     return args
 
 
+def check_unchanged(args: Args, run_dir: str) -> None:
+    """Stop with one line if the run in the directory has another configuration."""
+    old = load_checkpoint(run_dir)["args"]
+    new = asdict(args)
+    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+    free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
+    free += ["env_backend"] * bool(args.evaluate)
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    if not annealed and args.total_timesteps > old["total_timesteps"]:
+        free.append("total_timesteps")
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+
+
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
@@ -737,9 +746,6 @@ def check_args(args: Args) -> None:
     known = re.sub(r"-v\d+$", "", args.env_id) in VectorObservation.velocities
     names = ", ".join(VectorObservation.velocities)
     require(known or not args.mask_velocity, f"--mask-velocity knows {names}, not {args.env_id}")
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
-    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
-        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
 
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
@@ -751,7 +757,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
     own.env_threads = math.ceil(args.env_threads / here)
     own.capture_video = args.capture_video and rank == 0
-    check_args(own)
+    check_args(replace(own, resume=None))  # its share is another configuration
     if args.cuda:
         cards = torch.cuda.device_count()
         require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
@@ -789,7 +795,8 @@ def game_name(env_id: str) -> str:
 def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """An environment with vectors; the flags of games do nothing here."""
     try:
-        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
+        render = {"render_mode": "rgb_array"} if video_dir else {}
+        env = gym.make(args.env_id, **render)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
@@ -866,7 +873,9 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env, resets in zip(envs.envs, envs._autoreset_envs):
         game = env.unwrapped
-        if type(game).__module__.startswith("gymnasium.envs.classic_control"):
+        spec = gym.registry[game.spec.id]  # wrappers of its own could have a state too
+        classic = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
+        if classic and not spec.additional_wrappers:
             names = ["_elapsed_steps"]
             state = {"state": torch.tensor(np.array(game.state))}
         elif isinstance(env, FrameStack) and not game.spec.kwargs["repeat_action_probability"]:
@@ -915,7 +924,7 @@ def keep_freed_memory() -> None:
 
 def compiled(function, device: torch.device, example: tuple):
     """A function as one graph, or as it is if its first call, with these arguments, fails."""
-    print("compiling takes up to a minute (--no-compile does without)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
@@ -938,6 +947,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         shutil.copy(__file__, run_dir)  # the source that ran, changed or not
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
+        whole = episodes.tell() >= checkpoint["episodes_size"]
+        require(whole, f"{episodes.name} lacks what is before the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -947,13 +958,17 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+        names |= {"config": asdict(args), "reinit": "finish_previous"}
+        wandb.init(**names, sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
+    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
+        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0

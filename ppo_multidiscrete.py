@@ -69,7 +69,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08]
+    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -86,7 +86,7 @@ class Args:
     frame_skip: int = 9  # ticks of a MicroRTS game that follow each step without new actions
     norm_obs: bool = False  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = False  # divide rewards by the standard deviation of the return [M08]
+    norm_reward: bool = False  # divide rewards by the deviation of discounted returns [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
@@ -209,7 +209,7 @@ class Agent(nn.Module):
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         mask = mask_table
-        if mask_table.ndim == 3:  # (n, F, 1 + R)
+        if mask_table.ndim == 3:  # (n, F, 1 + R): draw component 0, then mask the others by its row
             allowed = mask_table[:, :, 0]  # (n, F)
             first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
             row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
@@ -309,10 +309,11 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # a function is compiled for eight runs of a process, then no more
+    torch.compiler.reset()  # else only eight runs of a process compile a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -322,7 +323,7 @@ def train(args: Args) -> dict:
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
-    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,)
+    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,), faster in one piece
     nn.utils.vector_to_parameters(params, agent.parameters())  # which become views of it
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
@@ -461,7 +462,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -523,25 +524,31 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
-        checkpoint = load_checkpoint(run_dir)
-        stored = Args(**checkpoint["args"] | {"resume": None, "evaluate": None})
-        args = tyro.cli(Args, args=argv, default=stored)
-        free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-        free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-        annealed = stored.anneal_lr or stored.anneal_clip
-        if not annealed and args.total_timesteps > stored.total_timesteps:
-            free.append("total_timesteps")
-        old, new = asdict(stored), asdict(args)
-        changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-        require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
+        args = tyro.cli(Args, args=argv, default=Args(**stored))
     check_args(args)
     return args
 
 
+def check_unchanged(args: Args, run_dir: str) -> None:
+    """Stop with one line if the run in the directory has another configuration."""
+    old = load_checkpoint(run_dir)["args"]
+    new = asdict(args)
+    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
+    free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    if not annealed and args.total_timesteps > old["total_timesteps"]:
+        free.append("total_timesteps")
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+
+
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    if run_dir := args.resume or args.evaluate:
+        check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
@@ -644,7 +651,8 @@ class Discretized(gym.ActionWrapper):
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One environment, which records videos on RecordVideo's schedule if it has a directory."""
     try:
-        env = gym.make(args.env_id, render_mode="rgb_array" if video_dir else None)
+        render = {"render_mode": "rgb_array"} if video_dir else {}
+        env = gym.make(args.env_id, **render)
         if video_dir:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         env = MaskInInfos(env)
@@ -668,6 +676,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     chosen = args.discretize_actions is not None
     require(box == chosen, f"{acts}; a Box needs --discretize-actions, and nothing else does")
     require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
+    # A copy of each observation: a reset may reuse the memory of final_obs
+    env = gym.wrappers.TransformObservation(env, np.array, obs_space)
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
 
 
@@ -719,8 +729,9 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in getattr(envs, "envs", []):
         game = env.unwrapped
-        exact = type(game).__module__.startswith("gymnasium.envs.classic_control")
-        if not exact or not env.has_wrapper_attr("_elapsed_steps"):
+        spec = gym.registry[game.spec.id]  # wrappers of its own could have a state too
+        exact = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
+        if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
         state = {"state": torch.tensor(np.array(game.state))}
         state["rng"] = game.np_random.bit_generator.state
@@ -744,7 +755,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
 
 def compiled(function, device: torch.device, example: tuple):
     """The function as one graph, or as it is if its first call, with these arguments, fails."""
-    print("compiling takes up to a minute (--no-compile does without)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
@@ -766,6 +777,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         shutil.copy(__file__, run_dir)  # the source that ran, changed or not
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
+        whole = episodes.tell() >= checkpoint["episodes_size"]
+        require(whole, f"{episodes.name} lacks what is before the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -775,7 +788,8 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
         names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        wandb.init(**names, config=asdict(args), sync_tensorboard=True, save_code=True)
+        names |= {"config": asdict(args), "reinit": "finish_previous"}
+        wandb.init(**names, sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     again = "uv run" if "UV" in os.environ else "python"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"

@@ -51,6 +51,18 @@ def read_episodes(run_dir: Path, final_return: float) -> np.ndarray:
     return episodes
 
 
+def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> float:
+    """Mean of the last iterations' mean returns, those without a finished episode left out.
+
+    As Engstrom et al. 2020 have it: an iteration of few long episodes counts as much as one of many
+    short ones, which lifts the figure where long episodes are good ones. An iteration is
+    `batch_size` steps here, so one with reset rows is a bit longer.
+    """
+    iterations = (episodes[0].astype(int) - 1) // batch_size
+    means = [episodes[1, iterations == i].mean() for i in np.unique(iterations)[-last:]]
+    return float(np.mean(means))
+
+
 def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     """What the top of the results file says."""
     config = json.loads((run_dir / "config.json").read_text())
@@ -76,6 +88,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "seconds": round(checkpoint["seconds"], 2),
         "episodes": episodes.shape[1],
         "final_return": float(np.mean(checkpoint["recent_returns"])),
+        "return_of_iterations": mean_of_iterations(episodes, args["num_envs"] * args["num_steps"]),
     }
 
 

@@ -2,7 +2,7 @@
 
 Run:  python benchmark/have.py FILE SCRIPT FLAGS...
       FILE: a results file, or the config.json of a run that may be resumed
-      exit code 0: yes; 1: no, and what differs is printed
+      exit code 0: yes; 1: no, and what differs is printed; of a run also if its script has changed
       python benchmark/have.py --free SCRIPT FLAGS...
       exit code 0: none of the flags changes what is learned; 1: those that do are printed
 
@@ -65,12 +65,17 @@ def patch_in(script: Path) -> dict:
     return {"patch": found[1]} if found else {}
 
 
+def copy_of_script(file: Path) -> Path:
+    """The script that made the run with this config.json, as it was then."""
+    command = json.loads(file.read_text())["command"]
+    return file.parent / Path(shlex.split(command)[0]).name
+
+
 def stored_args(file: Path, fields: dict) -> dict:
     """The arguments of a run, the name of its script, and the digest of its patch."""
-    if file.suffix == ".json":  # to be resumed, so exactly those of today's script
-        config = json.loads(file.read_text())
-        script = file.parent / Path(shlex.split(config["command"])[0]).name  # the run's copy
-        return config["args"] | {"script": script.stem} | patch_in(script)
+    if file.suffix == ".json":
+        script = copy_of_script(file)
+        return json.loads(file.read_text())["args"] | {"script": script.stem} | patch_in(script)
     comments = [line[2:] for line in file.read_text().splitlines() if line.startswith("# ")]
     facts = dict(comment.split(": ", 1) for comment in comments)
     kinds = {name: float if value is None else type(value) for name, value in GONE.items()}
@@ -95,8 +100,10 @@ def differences(file: Path, script: Path, flags: list[str]) -> list[str]:
         old, new = (args.get(name, "nothing") for args in (stored, asked))
         if old != new and ... not in (old, new):
             found.append(f"{name} {old} (asked for: {new})")
-    if file.suffix == ".json" and not found and stored.keys() != asked.keys():
-        found = ["the flags of another version of the script"]
+    if file.suffix == ".json" and not found:  # to be resumed, so by the same script to the byte
+        copy = copy_of_script(file)
+        if not copy.exists() or copy.read_bytes() != script.read_bytes():
+            found = ["another version of the script"]
     return found
 
 

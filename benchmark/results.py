@@ -45,6 +45,7 @@ def read_runs(folder: str) -> pd.DataFrame:
     for path in sorted((RESULTS / folder).glob("*/*.csv")):
         facts = read_facts(path)
         numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
+        numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))  # newer
         rows.append({"folder": folder, "path": path} | facts | numbers)
     if not rows:
         return pd.DataFrame()

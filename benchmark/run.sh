@@ -23,7 +23,7 @@ ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file, its f
     flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${@:4}" "${flags[@]}")
 }
 
-find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint and with these flags
+find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint, of these flags and today's script
     local name csv python flags file found=""
     ask "$@"
     for file in runs/"$name"__*/checkpoint.pt; do
@@ -38,7 +38,8 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
     ask "$@"
     if [[ -e $csv ]]; then
         message=$("${python[@]}" benchmark/have.py "$csv" "$SCRIPT" "${flags[@]}") && echo "have $csv" && return
-        echo "FAIL $csv is of another run: $message; delete it to run again"
+        [[ ! $message ]] || message="is of another run: $message; delete it to run again"
+        echo "FAIL $csv ${message:-cannot be compared, see above}"
         return 1
     fi
 
@@ -63,7 +64,8 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
         tr '\r' '\n' < "runs/$name.log" | tail -n 10
         return 1
     fi
-    "${collect[@]}" "$(find_run "$@")" || return
+    old_run=$(sed -n 's/^run: \(.*\), on .*/\1/p' "runs/$name.log")
+    "${collect[@]}" "$old_run" || return
     took=$((SECONDS - start))
 }
 
@@ -89,12 +91,16 @@ stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, 
 
 check_flags() { # SCRIPT...: FLAGS may not change what is learned: the results would pass for those of the recipe
     local python flags message script
+    [[ ! ${SUFFIX:-} || ! " $FLAGS" =~ \ --(seed|exp[-_]name|env[-_]id|resume|evaluate)[\ =] ]] || {
+        echo "error: FLAGS may not have ${BASH_REMATCH[0]:1:-1}: it is in the name of a run (SEEDS, ENVS)" >&2
+        exit 2
+    }
     [[ $FLAGS && ! ${SUFFIX:-} ]] || return 0
     read -ra python <<< "$PYTHON"
     read -ra flags <<< "$FLAGS"
     for script; do
         message=$("${python[@]}" benchmark/have.py --free "$script" "${flags[@]}") && continue
-        echo "error: FLAGS may not have ${message:-this} for $script; SUFFIX=_name keeps such runs in a folder of their own" >&2
+        [[ ! $message ]] || echo "error: FLAGS may not have $message for $script; SUFFIX=_name keeps such runs in a folder of their own" >&2
         exit 2
     done
 }
@@ -105,6 +111,7 @@ finish() { # the end of a suite
 
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
     local plan runs seed line group status=0 first=${PLANNED:-0}
+    [[ ! " $SEEDS" =~ [^0-9\ ]|\ 0[0-9] ]] || { echo "error: SEEDS ($SEEDS) are numbers such as 1 2 10" >&2 && exit 2; }
     export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done)

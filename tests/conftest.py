@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from tensorboard.summary.writer import event_file_writer
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -33,6 +34,8 @@ import trpo_continuous_mujoco as trpo  # noqa: E402
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+# Event files of one second are read in the order of their names, where the 10th precedes the 9th.
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
 
 
 # -- what may be skipped --
@@ -72,30 +75,32 @@ class Scripted(gym.Env):
 
     `ends` says how it ends; from the step `poison` on (of all episodes together) it pays NaN. The
     actions that it got are in `actions`, one list for all instances of this process. Its actions
-    are a Box, or Discrete from 2 to 4.
+    are a Box, or Discrete from 2 to 4. All its observations have the same memory, and it takes no
+    `render_mode`: Gymnasium allows both.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Box(np.float32([-1, -0.5]), np.float32([1, 2]))
     actions: list = []
 
-    def __init__(self, ends: str, poison: float = np.inf, discrete: bool = False, render_mode=None):
-        self.ends, self.poison, self.render_mode = ends, poison, render_mode
-        self.steps, self.episode = 0, -1
+    def __init__(self, ends: str, poison: float = np.inf, discrete: bool = False):
+        self.ends, self.poison = ends, poison
+        self.steps, self.episode, self.obs = 0, -1, np.zeros(2)
         if discrete:
             self.action_space = gym.spaces.Discrete(3, start=2)
 
     def reset(self, seed=None, options=None):
         self.t, self.episode = 0, self.episode + 1
-        return np.array([self.t, self.episode], np.float64), {}
+        self.obs[:] = self.t, self.episode
+        return self.obs, {}
 
     def step(self, action):
         self.actions.append(np.array(action))
         self.t, self.steps = self.t + 1, self.steps + 1
-        obs = np.array([self.t, self.episode], np.float64)
+        self.obs[:] = self.t, self.episode
         reward = 1.0 if self.steps < self.poison else np.nan
         ends = [self.t == 5 and self.ends == way for way in ("termination", "truncation")]
-        return obs, reward, *ends, {}
+        return self.obs, reward, *ends, {}
 
 
 SCRIPTED = {

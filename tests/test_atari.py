@@ -931,13 +931,16 @@ def test_what_envpool_has_learned_can_be_played_and_filmed_without_it(run_atari_
 @pytest.mark.parametrize(
     "cpuinfo, said", [("avx2", True), ("avx512_bf16", False), ("amx_bf16", False)]
 )
-def test_a_processor_without_bf16_is_said(cpuinfo, said, monkeypatch, capsys):
-    monkeypatch.setattr(ppo.Path, "read_text", lambda path: cpuinfo)
+def test_a_processor_without_bf16_is_said(cpuinfo, said, monkeypatch, tmp_path, capsys):
+    """Once, where a run starts."""
+    monkeypatch.setattr(ppo.Path, "read_text", lambda path, **kwargs: cpuinfo)
     monkeypatch.setattr(ppo.Path, "exists", lambda path: True)
-    ppo.parse_args(["--bf16", "--no-cuda"])
-    assert ("bf16" in capsys.readouterr().out) == said
-    ppo.parse_args(["--no-cuda"])
-    assert capsys.readouterr().out == ""
+    for bf16 in (True, False):
+        args = ppo.Args(bf16=bf16, cuda=False)
+        writer, episodes, bar = ppo.open_logs(args, tmp_path / f"run {bf16}", None)
+        assert ("--bf16 is slower" in capsys.readouterr().out) == (said and bf16)
+        for closable in (writer, episodes, bar):
+            closable.close()
 
 
 def test_threads_of_envpool_are_the_cores_and_the_gpu_is_used_if_there_is_one():

@@ -229,8 +229,7 @@ def test_a_foreign_results_file_is_not_had(changes, code, flags, copy):
     [
         ("--gamma 0.9", "gamma 0.9"),
         ("--gamma 0.99", "gamma 0.99"),  # the default, but not of every recipe
-        ("--track --seed 7 --no-norm-adv", "seed 7, norm_adv False"),
-        ("--exp-name other", "exp_name other"),
+        ("--track --vf-coef 7 --no-norm-adv", "vf_coef 7.0, norm_adv False"),
         ("--no-such-flag", "other flags --no-such-flag"),
     ],
 )
@@ -242,6 +241,29 @@ def test_what_changes_learning_is_no_flag_for_a_whole_suite(flags, words, copy):
     assert f"FLAGS may not have {words} for ppo.py;" in output
     output = output_of(suite(copy, *command, SUFFIX="_other", **variables))
     assert flags in output and "--exp-name ppo" in output
+
+
+@pytest.mark.parametrize("suffix", ["", "_other"])
+@pytest.mark.parametrize("flags", ["--seed 7", "--track --exp-name=other", "--env_id Acrobot-v1"])
+def test_what_names_a_run_is_no_flag_for_a_whole_suite(flags, suffix, copy):
+    variables = CARTPOLE | {"FLAGS": flags, "SUFFIX": suffix}
+    output = output_of(suite(copy, "benchmark/classic.sh", "--dry-run", **variables), code=2)
+    assert output.startswith("error: FLAGS may not have ")
+
+
+@pytest.mark.parametrize("seeds", ["01 02", "1,2", "-1", "one"])
+def test_seeds_are_plain_numbers(seeds, copy):
+    variables = CARTPOLE | {"SEEDS": seeds}
+    output = output_of(suite(copy, "benchmark/classic.sh", "--dry-run", **variables), code=2)
+    assert output == f"error: SEEDS ({seeds}) are numbers such as 1 2 10\n"
+
+
+@pytest.mark.parametrize("flags, code", [("", 1), ("--track", 2)])
+def test_a_python_that_does_not_start_is_no_foreign_result(flags, code, copy):
+    results_file(copy, "classic")
+    variables = CARTPOLE | {"PYTHON": "/no/python", "FLAGS": flags}
+    output = output_of(suite(copy, "benchmark/classic.sh", "--dry-run", **variables), code=code)
+    assert "/no/python" in output and "delete" not in output and "FLAGS" not in output
 
 
 def test_flags_come_after_those_of_the_recipe(copy):
@@ -285,13 +307,16 @@ def test_results_of_another_patch_are_not_had(tmp_path):
         assert [text.split()[0] for text in have.differences(file, script, [])] == differs
 
 
-def test_a_run_is_resumed_if_it_has_a_checkpoint_and_the_arguments_asked_for(copy):
-    def run(stamp: int, checkpoint: bool, command: str = "ppo.py", **changes) -> Path:
+def test_a_run_is_resumed_if_it_has_a_checkpoint_the_script_and_the_arguments_asked_for(copy):
+    today = (copy / "ppo.py").read_text()
+
+    def run(stamp: int, checkpoint: bool, command="ppo.py", text=today, **changes) -> Path:
         run_dir = copy / "runs" / f"CartPole-v1__ppo__1__{stamp}"
         run_dir.mkdir(parents=True)
         args = vars(import_module("ppo").Args(total_timesteps=20480)) | changes
         config = {"args": args, "command": command}
         (run_dir / "config.json").write_text(json.dumps(config))
+        (run_dir / command).write_text(text)
         if checkpoint:
             (run_dir / "checkpoint.pt").touch()
         return run_dir
@@ -305,6 +330,7 @@ def test_a_run_is_resumed_if_it_has_a_checkpoint_and_the_arguments_asked_for(cop
     run(7, checkpoint=True, gamma=0.9)
     run(6, checkpoint=True, of_another_version=1)
     run(5, checkpoint=True, command="another.py")
+    run(4, checkpoint=True, text=today + "# changed since\n")
     assert asked() == []
     run(1, checkpoint=True)
     run(2, checkpoint=True, track=True, resume="runs/CartPole-v1__ppo__1__2")
@@ -407,6 +433,16 @@ def finished(tmp_path, monkeypatch) -> Callable:
         return run_dir
 
     return make
+
+
+def test_an_iteration_of_one_long_episode_counts_as_much_as_one_of_many(finished):
+    """Iterations of 10 steps: nothing ends in the fifth; the last five others have a return."""
+    ends = {5: 9.0, 10: 1.0, 11: 2.0, 12: 4.0, 20: 6.0, 30: 5.0, 31: 7.0, 55: 8.0, 60: 10.0}
+    episodes = np.array([list(ends), list(ends.values()), [0.0] * len(ends)])
+    assert collect.mean_of_iterations(episodes, 10) == np.mean([5, 4, 5, 7, 9])
+    assert collect.mean_of_iterations(episodes, 10, last=2) == np.mean([7, 9])
+    facts = results.read_facts(collect.collect(finished(), "suite"))
+    assert facts["return_of_iterations"] == "3.0"
 
 
 def test_a_results_file_says_how_its_run_was_made(finished):

@@ -76,6 +76,7 @@ class Spaces(gym.Env):
 BOX, IMAGE = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
 for env_id, obs_space, action_space in [
     ("Unbounded-v0", BOX, gym.spaces.Box(-np.inf, np.inf, (1,))),
+    ("Integers-v0", BOX, gym.spaces.Box(0, 5, (2,), np.int64)),
     ("Images-v0", IMAGE, BOX),
     ("ImagesDiscrete-v0", IMAGE, gym.spaces.Discrete(2)),
 ]:
@@ -93,8 +94,13 @@ class ChangedInvertedPendulum(InvertedPendulumEnv):
 
 gym.register("ChangedCartPole-v0", ChangedCartPole, max_episode_steps=100)
 gym.register("ChangedInvertedPendulum-v0", ChangedInvertedPendulum, max_episode_steps=100)
-gym.register("EndlessCartPole-v0", CartPoleEnv)
-gym.register("EndlessInvertedPendulum-v0", InvertedPendulumEnv)
+CARTPOLE = gym.spec("CartPole-v1").entry_point
+PENDULUM = gym.spec("InvertedPendulum-v4").entry_point
+gym.register("EndlessCartPole-v0", CARTPOLE)
+gym.register("EndlessInvertedPendulum-v0", PENDULUM)
+counting = {"additional_wrappers": (gym.wrappers.TimeAwareObservation.wrapper_spec(),)}
+gym.register("CountingCartPole-v0", CARTPOLE, max_episode_steps=100, **counting)
+gym.register("CountingInvertedPendulum-v0", PENDULUM, max_episode_steps=100, **counting)
 
 OWN_ENV = """
 import gymnasium as gym
@@ -103,8 +109,8 @@ import numpy as np
 class Own(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (3,))
 
-    def __init__(self, action_space, render_mode=None):
-        self.action_space, self.render_mode = action_space, render_mode
+    def __init__(self, action_space):
+        self.action_space = action_space
 
     def reset(self, seed=None, options=None):
         self.t = 0
@@ -276,10 +282,20 @@ def kill_at(patch: pytest.MonkeyPatch, script: Script, place: str, n: int) -> No
 
 def killed(script: Script, place: str, n: int, start) -> Path:
     """The directory of the run, which `start()` starts or resumes, after the kill."""
+    writers, make_writer = [], script.module.SummaryWriter
+
+    def recorded(*args, **kwargs):
+        writers.append(make_writer(*args, **kwargs))
+        return writers[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, script, place, n)
+        patch.setattr(script.module, "SummaryWriter", recorded)
         with pytest.raises(Killed):
             start()
+    for writer in writers:  # its thread lives on, and would write by name after the renaming below
+        writer.file_writer.event_writer._general_file_writer.write = lambda content: None
+        writer.flush()
     (run_dir,) = Path("runs").iterdir()
     for file in run_dir.glob("events.*"):  # whose names are in order if they differ by a second
         if not re.search(r"tfevents\.0{5}", file.name):
@@ -363,7 +379,7 @@ def test_a_finished_run_is_refused_and_left_alone(script, finished):
     run_dir = finished(script)
     before = contents(Path())
     assert lacks(message_of(script, "--resume", str(run_dir)), ["complete", str(run_dir)]) == []
-    args = script.module.Args(**script.tiny | {"resume": str(run_dir)})
+    args = script.module.Args(**script.tiny | {"exp_name": "small", "resume": str(run_dir)})
     with pytest.raises(script.module.UserError, match="complete"):
         script.module.train(args)
     assert contents(Path()) == before
@@ -724,6 +740,33 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, mo
     assert checkpoint_of(run_dir)["iteration"] == 4
 
 
+@each_text_of("check_args", "check_unchanged")
+def test_train_checks_what_it_is_called_with(script, finished):
+    """Without a command line too: in a sweep or a notebook."""
+    module, run_dir = script.module, finished(script)
+    before = contents(Path())
+    wrong = {"gamma": 2.0, "total_timesteps": 1, "num_envs": 0, "resume": str(run_dir)}
+    for name, value in wrong.items():
+        fields = script.tiny | {name: value, "seed": 3}
+        words = "keeps its .*seed" if name == "resume" else f"--{name.replace('_', '-')}"
+        with pytest.raises(module.UserError, match=words):
+            module.train(module.Args(**fields))
+    assert contents(Path()) == before
+
+
+@each_text_of("open_logs")
+def test_a_checkpoint_without_its_episodes_is_refused(script, finished):
+    """Copied alone into another directory, say."""
+    run_dir = finished(script)
+    episodes = (run_dir / "episodes.csv").read_bytes()
+    state = checkpoint_of(run_dir)
+    script.module.save_checkpoint(run_dir, state | {"iteration": 1})
+    (run_dir / "episodes.csv").write_bytes(episodes[:-2])
+    message = message_of(script, "--resume", str(run_dir))
+    assert lacks(message, ["episodes.csv", "checkpoint"]) == []
+    assert (run_dir / "episodes.csv").read_bytes() == episodes[:-2]
+
+
 @each_text_of("open_logs", lines="run_(dir|name) = ")
 def test_two_runs_of_one_second_never_share_a_directory(script, monkeypatch):
     clock = itertools.count(1_700_000_000_000_000)  # microseconds
@@ -1014,6 +1057,24 @@ def test_tracking_works_offline(script):
     assert done.returncode == 0, done.stdout + done.stderr
     files = list(the_run().glob("wandb/offline-run-*/*.wandb"))
     assert {file.name for file in files} == {f"run-{the_run().name}.wandb"}
+
+
+@pytest.mark.e2e
+def test_runs_of_one_process_are_tracked_apart():
+    """As in a sweep: each has its own run of the real wandb, with its own numbers."""
+    pytest.importorskip("wandb")
+    tiny = "track=True, total_timesteps=512, eval_episodes=0"
+    code = f"import ppo; [ppo.train(ppo.Args(seed=seed, {tiny})) for seed in (1, 2)]"
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    environment["PYTHONPATH"] = str(SCRIPTS["ppo"].path.parent)
+    environment.pop("WANDB_SERVICE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for run_dir in sorted(Path("runs").iterdir()):
+        (file,) = run_dir.glob("wandb/offline-run-*/*.wandb")
+        assert file.name == f"run-{run_dir.name}.wandb"
+        assert b"losses/value_loss" in file.read_bytes()
+    assert len(list(Path("runs").iterdir())) == 2
 
 
 @pytest.mark.e2e

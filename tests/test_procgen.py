@@ -1168,6 +1168,19 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
     assert not (run_dir / "rollouts.bin").exists()
 
 
+def test_passes_of_another_policy_are_not_skipped(run_procgen_fast):
+    """As after a replay that did not come out the same, on a GPU or with other threads."""
+    whole = run_procgen_fast(ppg, **KILLED_RUN)["run_dir"]
+    run_dir = kill("minibatch_aux_loss", 4, run_procgen_fast, None)
+    checkpoint = checkpoint_of(run_dir)
+    assert len(checkpoint["paused"]["passes"]) == 1
+    checkpoint["paused"]["cloned"] += 1e-6
+    checkpoint["paused"]["agent"] = {}  # which cannot be loaded
+    ppg.save_checkpoint(run_dir, checkpoint)
+    start_or_resume(run_procgen_fast, run_dir)
+    assert_equal(state_of(whole), state_of(run_dir), "checkpoint")
+
+
 @pytest.mark.parametrize("how", ["missing", "short"])
 def test_rollouts_that_are_not_there_are_named(how, run_procgen_fast):
     run_dir = kill("gae", 2, run_procgen_fast, None)  # within the first phase
