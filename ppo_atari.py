@@ -390,9 +390,9 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
+    torch.compiler.reset()  # first, as its imports keep a group alive; else a ninth run is eager
     rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
-    torch.compiler.reset()  # else only eight runs of a process compile a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory

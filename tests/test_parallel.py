@@ -533,6 +533,31 @@ def test_what_all_processes_would_say_is_one_line(tmp_path):
     assert lines == ["error: 3 processes cannot share --num-envs 4"]
 
 
+@scripts
+def test_what_keeps_a_group_is_imported_before_there_is_one(script):
+    """The next test shows what comes of it; this one sees all scripts."""
+    text = Path(script.path).read_text()
+    assert text.index("    torch.compiler.reset()") < text.index(" = join_processes(args)")
+
+
+@pytest.mark.e2e
+def test_no_thread_of_the_group_outlives_it(tmp_path):
+    """A thread of gloo that meets the end of Python sometimes aborts its process."""
+    watched = tmp_path / "watched.py"
+    watched.write_text("""
+import runpy, sys
+from pathlib import Path
+
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("threads", [name.read_text() for name in Path("/proc/self/task").glob("*/comm")])
+""")
+    done = torchrun("2", watched, SCRIPTS["ppo_lstm"].path, *LSTM.split(), "--total-timesteps=128")
+    lines = re.findall("threads .*", done.stdout)
+    assert done.returncode == 0 and len(lines) == SIZE, done.stdout + done.stderr
+    assert "gloo" not in "".join(lines)
+
+
 def documented() -> list[str]:
     """Commands of README.md and docs/ with torchrun, but for those of several machines."""
     text = "\n".join(page.read_text() for page in pages()).replace("\\\n", " ")
