@@ -12,6 +12,7 @@ from stats import FEWEST, difference, improvement, improvement_interval, relativ
 from tables import cell_of, mean_cell, number, setups, table
 
 STUDY, DETAILS, VARIANTS = "ablation_study", "ablation_details", "variants"
+FLAGS_ALONE = f"{STUDY}_flags"  # the presets as far as flags go
 NONE = "No runs yet."
 # The two numbers of the study: the largest of these differences, without their signs.
 INDICES = {
@@ -136,6 +137,12 @@ def study_section() -> str:
     parts += [study_table(returns, beside=False), OUR_MEASURE, study_differences(returns)]
     parts += [ran_on(STUDY), "![The study](benchmark/figures/ablation_study.png)"]
     return "\n\n".join(filter(None, parts))
+
+
+def flags_section() -> str:
+    """The runs without the patches."""
+    returns = returns_of(FLAGS_ALONE, "return_of_iterations")
+    return f"{study_table(returns, beside=False)}\n\n{ran_on(FLAGS_ALONE)}"
 
 
 # -- details --

@@ -24,10 +24,12 @@ from pathlib import Path
 
 from ablation import (
     DETAILS,
+    FLAGS_ALONE,
     STUDY,
     VARIANTS,
     details_section,
     effects_section,
+    flags_section,
     study_section,
     variants_section,
 )
@@ -71,6 +73,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["speed"] = speed_section
     if list(RESULTS.glob("wins/*.csv")):
         made["wins"] = wins_section
+    if FLAGS_ALONE in folders():
+        made[FLAGS_ALONE] = flags_section
     made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}
     made |= {"effects": effects_section, SELECTION: selection_section}
     made["flags"] = all_flags
