@@ -20,8 +20,8 @@ INDICES = {
     "ACLI, the code-level details": [("ppo", "ppo_m"), ("trpo_plus", "trpo")],
 }
 THEIR_MEASURE = """
-Measured as in the paper: mean return of each of the last five iterations, and of these the mean.
-Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max(|PPO - TRPO+|,
+Measured as in the authors' code: mean return of each of the last five iterations, and of these the
+mean. Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max(|PPO - TRPO+|,
 |PPO-M - TRPO|), ACLI = max(|PPO - PPO-M|, |TRPO+ - TRPO|), of means.
 """.strip().replace("\n", " ")
 OUR_MEASURE = "The same runs, final returns: mean of the last 100 training episodes."
