@@ -10,6 +10,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,15 +33,17 @@ def patched(patch: Path, folder: Path) -> Path:
     """The changed script in a folder; a line there that no longer fits is an error."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{patch.stem}.py"
-    command = ["patch", "--batch", "--silent", "--reject-file=-", f"--output={script}"]
-    done = subprocess.run(
-        [*command, ROOT / original_of(patch), patch], capture_output=True, text=True
-    )
-    if done.returncode:
-        script.unlink(missing_ok=True)
-        raise ValueError(f"{patch.name} does not fit {original_of(patch)}: {done.stdout}")
-    with open(script, "a") as file:
-        file.write(f"# changed by {patch.name}, digest {digest_of(patch)}\n")
+    original = ROOT / original_of(patch)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary) / script.name
+        command = ["patch", "--batch", "--silent", "--fuzz=0", "--reject-file=-"]
+        command += [f"--output={made}", original, patch]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"{patch.name} does not fit {original.name}: {done.stdout}")
+        with open(made, "a") as file:
+            file.write(f"# changed by {patch.name}, digest {digest_of(patch)}\n")
+        made.replace(script)  # at once: a run may just be reading the one from before
     return script
 
 

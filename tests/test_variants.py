@@ -82,6 +82,8 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
         small |= {"env_id": "HalfCheetah-v4", "num_steps": 260, "total_timesteps": 3120}
     if patch.stem == "two_masks":
         small |= {"env_id": "MicrortsRandomEnemyShapedReward3-v1"}
+    if patch.stem.endswith("no_ratio_clip"):
+        small |= {"learning_rate": 0.02}  # so that ratios leave the range
     row = SCRIPTS[patches.original_of(patch).removesuffix(".py")]
     runs = [run(**small)]
     original = row.module.train(row.module.Args(**row.tiny | small))["run_dir"]
@@ -294,6 +296,18 @@ def test_adams_count_begins_anew(variant):
     (state,) = checkpoint_of(run())["optimizer"]["state"].values()
     assert state["step"] == TINY["num_minibatches"] * TINY["update_epochs"]
     assert state["exp_avg"].norm() > 0
+
+
+@pytest.mark.parametrize("name", ["no_ratio_clip", "ppo_no_ratio_clip"])
+def test_the_ratio_alone_is_freed(name, variant):
+    """A ratio of 2 counts in full, and a value that has moved by 1 is still held to 0.2."""
+    module, _ = variant(name)
+    args = module.Args(norm_adv=False, ent_coef=0, vf_coef=1)
+    zero = torch.zeros(1, dtype=torch.float64)
+    mb = {"advantages": zero + 3, "logprobs": zero, "returns": zero + 1, "values": zero}
+    loss, stats = module.ppo_loss(zero + math.log(2), zero, zero + 1, mb, 0.2, args)
+    assert stats["policy_loss"].item() == pytest.approx(-6)
+    assert loss.item() == pytest.approx(-6 + 0.5 * 0.8**2)
 
 
 @pytest.mark.parametrize("advantage", [2.0, -3.0])
