@@ -526,8 +526,9 @@ def train(args: Args) -> dict:
             added = slice(place * N, (place + 1) * N)
             stored_rollouts(own, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
-        aux_start = time.time()
+        aux_seconds = 0.0
         if args.ends_phase(iteration) and not skipped:
+            aux_start = time.time()
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
                 for rows in torch.arange(R).split(own.num_aux_rollouts):
@@ -579,7 +580,8 @@ def train(args: Args) -> dict:
             for name in passes[0]:
                 mean = np.mean([losses[name] for losses in passes])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
-            writer.add_scalar("time/auxiliary", time.time() - aux_start, global_step)
+            aux_seconds = time.time() - aux_start
+            writer.add_scalar("time/auxiliary", aux_seconds, global_step)
 
         # -- log --
         for step, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
@@ -599,7 +601,7 @@ def train(args: Args) -> dict:
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
-        scalars["time/update"] = aux_start - update_start
+        scalars["time/update"] = now - update_start - aux_seconds
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
         mean_return = float(np.mean(recent_returns or [math.nan]))
