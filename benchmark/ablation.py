@@ -45,9 +45,12 @@ def returns_of(folder: str, measure: str = "final_return") -> dict[tuple[str, st
 
 
 def ran_on(folder: str) -> str:
-    """Hardware, versions and commits of all runs of a folder."""
+    """Hardware, versions and commits of all runs of a folder, and scripts of several texts."""
     runs = read_runs(folder)
-    return setups(list(zip(runs["hardware"], runs["versions"], "commit " + runs["commit"])))
+    places = setups(list(zip(runs["hardware"], runs["versions"], "commit " + runs["commit"])))
+    texts = runs.groupby("script")["sha256"].nunique()
+    mixed = [f"The runs of {name} had {n} versions of it." for name, n in texts.items() if n > 1]
+    return " ".join([places, *mixed])
 
 
 def signed(x: float, size: float) -> str:

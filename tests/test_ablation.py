@@ -26,14 +26,14 @@ def put(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
 
-    def write(folder: str, env: str, exp: str, returns: list[float]) -> None:
+    def write(folder: str, env: str, exp: str, returns: list[float], text="1") -> None:
         for seed, value in enumerate(returns, 1):
             path = tmp_path / "results" / folder / env / f"{exp}__{seed}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             facts = {"script": "s", "env": env, "exp": exp, "seed": seed, "commit": "1"}
             facts |= {"total_timesteps": 10, "steps": 10, "seconds": 1.0, "final_return": value}
             facts |= {"hardware": "a", "versions": "b", "command": "s.py"}
-            facts |= {"return_of_iterations": value + 5}
+            facts |= {"return_of_iterations": value + 5, "sha256": text}
             lines = [f"# {name}: {fact}" for name, fact in facts.items()]
             path.write_text("\n".join([*lines, "step,return,seconds", f"10,{value},1"]) + "\n")
 
@@ -64,6 +64,13 @@ def test_published_indices_are_those_of_the_paper(put):
     assert rows["TRPO"][1] == "2043 [1948, 2136]"
     theirs = ablation.published_study()
     assert {exp for exp, _ in theirs} == set(recipes.recipes_of("ablation_study").index)
+
+
+def test_a_script_that_changed_between_runs_is_named(put):
+    put("ablation_details", "Hopper-v4", "published", [1, 2])
+    assert "versions of it" not in ablation.details_section()
+    put("ablation_details", "Hopper-v4", "relu", [1], text="2")
+    assert "The runs of s had 2 versions of it." in ablation.details_section()
 
 
 # -- the study --
