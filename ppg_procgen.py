@@ -213,7 +213,7 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
         self.detach = args.arch == "detach"
-        self.bf16 = args.bf16
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of observations (n, 64, 64, 3) uint8."""
@@ -221,8 +221,8 @@ class Agent(nn.Module):
 
     def all_heads(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits (n, A), values (n,) and auxiliary values (n,) of observations."""
-        x = obs.permute(0, 3, 1, 2) / 255  # [A09] scaling to 0 to 1
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scaling to 0 to 1
+        with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
         value_hidden = value_hidden.detach() if self.detach else value_hidden
@@ -385,7 +385,7 @@ def train(args: Args) -> dict:
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, own.num_envs

@@ -288,12 +288,12 @@ class Agent(nn.Module):
         self.value_network = None if args.shared_network else nature_cnn()
         self.actor = layer_init(nn.Linear(512, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
-        self.bf16 = args.bf16
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of observations (n, C, 84, 84) uint8."""
-        x = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling to 0 to 1
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+        x = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scaling to 0 to 1
+        with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
@@ -410,7 +410,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, own.num_envs

@@ -322,13 +322,13 @@ class Agent(nn.Module):
                 init(param)
         self.actor = layer_init(nn.Linear(128, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(128, 1), 1.0, args)
-        self.bf16 = args.bf16
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
         """Features (n, F) of observations, without memory."""
         if obs.dim() == 4:
-            obs = obs.to(memory_format=torch.channels_last) / 255  # [A09] scaling to 0 to 1
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+            obs = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scaling
+        with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(obs).float()
 
     def remember(self, features: torch.Tensor, places: torch.Tensor, L: int, state: torch.Tensor):
@@ -481,7 +481,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     player = copy.deepcopy(agent)  # it acts: --bf16 casts its weights once a rollout
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(agent.dtype)
     player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
     # A rollout

@@ -182,12 +182,12 @@ class Agent(nn.Module):
         self.value_network = None if args.shared_network else impala_cnn()
         self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(256, 1), 1.0, args)
-        self.bf16 = args.bf16
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of observations (n, 64, 64, 3) uint8."""
-        x = obs.permute(0, 3, 1, 2) / 255  # [A09] scaling to 0 to 1
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scaling to 0 to 1
+        with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
@@ -319,7 +319,7 @@ def train(args: Args) -> dict:
     minibatch_size = own.batch_size // args.num_minibatches
     part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
-    player.network.to(torch.bfloat16 if args.bf16 else torch.float32)
+    player.network.to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, own.num_envs

@@ -706,7 +706,10 @@ def test_bf16_stays_inside_the_network(tiny_atari):
     plain = make_agent(tiny_atari())
     plain.load_state_dict(agent.state_dict())
     obs = torch.randint(0, 256, (16, 4, 84, 84), dtype=torch.uint8)
+    scaled = []  # what the first layer sees: scaled in bfloat16, to the same as in float32
+    agent.network.register_forward_pre_hook(lambda _, inputs: scaled.append(inputs[0]))
     logprob, entropy, value = agent.evaluate_actions(obs, torch.zeros(16, dtype=torch.long))
+    assert torch.equal(scaled[0], (obs / 255).bfloat16())
     others = plain.evaluate_actions(obs, torch.zeros(16, dtype=torch.long))
     for mine, other in zip((logprob, entropy, value), others):
         assert mine.dtype == torch.float32

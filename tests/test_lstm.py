@@ -424,7 +424,10 @@ def test_bf16_stays_before_the_lstm(tiny_lstm):
         lambda _, inputs, outputs: types.extend([inputs[0].dtype, outputs[0].dtype])
     )
     obs = torch.randint(0, 256, (2, 1, 84, 84), dtype=torch.uint8)
+    scaled = []  # what the first layer sees: scaled in bfloat16, to the same as in float32
+    agent.network.register_forward_pre_hook(lambda _, inputs: scaled.append(inputs[0]))
     action, logprob, value, state = agent.act(obs, torch.zeros(2, 2, 128), torch.zeros(2, 4))
+    assert torch.equal(scaled[0], (obs / 255).bfloat16())
     assert {*types, logprob.dtype, value.dtype, state.dtype} == {torch.float32}
     assert 0 < (agent.encode(obs) - plain.encode(obs)).abs().max() < 0.05
 

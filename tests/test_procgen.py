@@ -261,8 +261,11 @@ def test_bf16_stays_inside_the_network(script, tiny_procgen):
     agent = agent.to(memory_format=torch.channels_last)
     plain = agent_of(script, tiny_procgen(script, **torchs(script)))
     plain.load_state_dict(agent.state_dict())
+    scaled = []  # what the first layer sees: scaled in bfloat16, to the same as in float32
+    agent.network.register_forward_pre_hook(lambda _, inputs: scaled.append(inputs[0]))
     forward = (lambda a: a(images(8))) if script is ppo else (lambda a: a.all_heads(images(8)))  # noqa: E731
     outputs = forward(agent)
+    assert torch.equal(scaled[0], (images(8).permute(0, 3, 1, 2) / 255).bfloat16())
     for mine, other in zip(outputs, forward(plain), strict=True):
         assert mine.dtype == torch.float32 and 0 < (mine - other).abs().max() < 0.02
     sum(output.sum() for output in outputs).backward()

@@ -303,6 +303,7 @@ class Procgen(frozen.Procgen):
         if agent.value_network is None:
             return self.phases(agent, batch, *rest, **flags)
         batch = {k: b.double() if b.is_floating_point() else b for k, b in batch.items()}
+        agent.dtype = torch.float64  # of the images
         with in_float64():
             stats = self.phases(agent.double(), batch, *rest, **flags)
         agent.to(torch.float32)
