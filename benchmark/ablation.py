@@ -26,9 +26,10 @@ mean. Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max
 """.strip().replace("\n", " ")
 OUR_MEASURE = "The same runs, final returns: mean of the last 100 training episodes."
 DIFFERENCE_RULE = f"""
-First row: final returns. Below it: differences of the mean from that row, with Welch's 95%
-interval; with fewer than {FEWEST} seeds those of each seed instead. An interval with 0 inside
-decides nothing, and of a hundred intervals without any effect about five leave 0 out by chance.
+First row: final returns. Below it: differences of the mean from that row's, with Welch's 95%
+interval; with fewer than {FEWEST} seeds each seed's difference from that mean instead. An interval
+with 0 inside decides nothing, and of a hundred intervals without any effect about five leave 0 out
+by chance.
 """.strip().replace("\n", " ")
 TITLES = {
     "details": "`ppo_continuous_mujoco.py`",
