@@ -513,7 +513,7 @@ def test_every_command_of_a_suite_is_valid(name, recipe, copy, monkeypatch):
         module.check_args(args)
         names.add((args.env_id, args.exp_name, args.seed))
         assert (copy / script).is_file()
-        for folder in {name, f"{name}_{recipe}", f"{name}_short", "ablation_details", "variants"}:
+        for folder in {name, f"{name}_{recipe}", f"{name}_short", f"{name}_details", f"{name}s"}:
             path = ROOT / "benchmark" / "results" / folder / args.env_id
             path /= f"{args.exp_name}__{args.seed}.csv"
             if path.exists():
