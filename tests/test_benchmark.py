@@ -491,6 +491,8 @@ RESULTS = {  # that exist, as the suites that made them ask for them, at least
     ("multidiscrete", "discretized"): 3,
     ("procgen", "short_ppo"): 1,
     ("procgen", "short_ppg"): 1,
+    ("variant", "baseline"): 3,
+    ("variant", "spo"): 3,
 }
 
 
