@@ -208,24 +208,21 @@ class Agent(nn.Module):
             return nn.Sequential(*layers, nn.ReLU())
 
         self.network = impala_cnn()
-        self.value_network = impala_cnn() if args.arch == "dual" else None  # [P02] or one for both
+        self.value_network = impala_cnn() if args.arch == "dual" else None  # or one for both
         self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.1, args.init)
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
         self.detach = args.arch == "detach"
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (n, A) and values (n,) of observations (n, 64, 64, 3) uint8."""
-        return self.all_heads(obs)[:2]
-
-    def all_heads(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits (n, A), values (n,) and auxiliary values (n,) of observations."""
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits (n, A), values and auxiliary values (n,) of observations (n, 64, 64, 3) uint8."""
         x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scaling to 0 to 1
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
-        value_hidden = value_hidden.detach() if self.detach else value_hidden
+        if self.detach:  # [P02] the value does not train the policy's features
+            value_hidden = value_hidden.detach()
         value = self.critic(value_hidden.float()).squeeze(-1)
         return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
 
@@ -236,14 +233,14 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs: torch.Tensor, noise: torch.Tensor):
         """Gumbel-max samples (modes if noise is 0), log-probabilities and values, each (n,)."""
-        logits, value = self(obs)
+        logits, value, _ = self(obs)
         action = (logits + noise).argmax(-1)
         logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
         return action, logprob, value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
-        logits, value = self(obs)
+        logits, value, _ = self(obs)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), value
 
@@ -295,22 +292,20 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
-def aux_loss(logits, value, aux_value, mb: dict, args: Args):
+def aux_loss(agent: Agent, mb: dict, args: Args):
     """PPG's L_joint + L_value () and its terms on M steps (arXiv:2009.04416, section 2).
 
-    logits (M, A), value and aux_value (M,) under the current weights. mb: logits (M, A) of the
-    policy before the auxiliary phase and returns (M,), the value targets of the policy phase.
+    mb: observations, logits (M, A) of the policy before the auxiliary phase and returns (M,), the
+    value targets of the policy phase. --compile compiles this too.
     """
+    logits, value, aux_value = agent(mb["obs"])
     old_logprobs, logprobs = mb["logits"].log_softmax(-1), logits.log_softmax(-1)
     kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()  # KL(old || new)
     aux_value_loss = 0.5 * ((aux_value - mb["returns"]) ** 2).mean()
     real_value_loss = 0.5 * ((value - mb["returns"]) ** 2).mean()
     loss = aux_value_loss + args.beta_clone * kl_loss + real_value_loss  # [P05] policy cloning
-    stats = {
-        "kl_loss": kl_loss,
-        "aux_value_loss": aux_value_loss,
-        "real_value_loss": real_value_loss,
-    }
+    stats = {"kl_loss": kl_loss, "aux_value_loss": aux_value_loss}
+    stats |= {"real_value_loss": real_value_loss}
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
@@ -320,21 +315,16 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
 
-def minibatch_aux_loss(agent: Agent, mb: dict, args: Args):
-    """The same of the auxiliary phase; --compile compiles it too."""
-    return aux_loss(*agent.all_heads(mb["obs"]), mb, args)
-
-
-def accumulate(loss_of, agent: Agent, mb: dict, part_size: int, *rest) -> dict:
+def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
     """Leave the gradient of a minibatch in the parameters, part by part; returns its diagnostics.
 
     Only what the gradient of one part needs is in memory. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
-    for tensors in zip(*(tensor.split(part_size) for tensor in mb.values())):
+    for tensors in zip(*(tensor.split(micro_batch_size) for tensor in mb.values())):
         share = len(tensors[0]) / len(mb["obs"])
-        loss, stats = loss_of(agent, dict(zip(mb, tensors)), *rest)
+        loss, stats = loss_fn(agent, dict(zip(mb, tensors)), *rest)
         (share * loss).backward()
         sums = {name: sums.get(name, 0) + share * stat for name, stat in stats.items()}
         for param in agent.parameters():
@@ -359,19 +349,19 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # first, as its imports keep a group alive; else a ninth run is eager
-    rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
+    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
+    rank, world_size, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    envs = make_envs(own, run_dir / f"videos_{int(time.time())}", args.seed + rank * own.num_envs)
+    env_seed = args.seed + rank * local_args.num_envs
+    envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # those of rank 0
     load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
@@ -382,13 +372,14 @@ def train(args: Args) -> dict:
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
     rollouts = run_dir / f"rollouts{rank or ''}.bin"  # of the observations of a policy phase
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
-    minibatch_size = own.batch_size // args.num_minibatches
-    part_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
-    player.network.to(agent.dtype)
+    minibatch_size = local_args.batch_size // args.num_minibatches
+    micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
+    aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
+    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent.network.to(agent.dtype)
 
     # A rollout
-    T, N = args.num_steps, own.num_envs
+    T, N = args.num_steps, local_args.num_envs
     obs = torch.zeros((T + 1, N, *obs_space.shape), dtype=torch.uint8, device=device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs = torch.zeros((T, N), device=device)
@@ -398,38 +389,39 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
 
     # The rollouts of a policy phase; their observations are a file, see stored_rollouts
-    aux_returns = torch.zeros((own.phase_rollouts, T), device=device)
-    aux_logits = torch.zeros((own.phase_rollouts, T, agent.actor.out_features), device=device)
+    aux_returns = torch.zeros((local_args.phase_rollouts, T), device=device)
+    aux_logits = torch.zeros((*aux_returns.shape, agent.actor.out_features), device=device)
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
-    next_obs, _ = envs.reset(seed=args.seed)
+    next_obs, _ = envs.reset(seed=env_seed)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
     paused = None  # the state after an auxiliary pass, if the run was stopped in that phase
     if checkpoint:
-        parts = checkpoint["processes"]
-        require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
+        processes = checkpoint["processes"]
+        saved = f"{run_dir} is of {len(processes)} processes"
+        require(len(processes) == world_size, f"{saved}, not of {world_size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
         aux_optimizer.load_state_dict(checkpoint["aux_optimizer"])
-        aux_returns = parts[rank]["aux_returns"].to(device)
+        aux_returns = processes[rank]["aux_returns"].to(device)
         paused = checkpoint["paused"]
-        torch.set_rng_state(parts[rank]["rng"])
+        torch.set_rng_state(processes[rank]["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        restore_envs(envs, parts[rank]["envs"])
-        carried = (x.numpy() for x in parts[rank]["carried"])
+        restore_envs(envs, processes[rank]["envs"])
+        carried = (x.numpy() for x in processes[rank]["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
-    writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
+    writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    make_rollouts(own, rollouts, (start_iteration - 1) % args.n_iteration)
+    make_rollouts(local_args, rollouts, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -440,15 +432,15 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
-        finished = []  # episodes
+        finished = []  # (step, return, length, time) of episodes
         noise = agent.draw_noise(T, N).to(device)
-        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
+        rollout_agent.load_state_dict(agent.state_dict())  # in place
         if iteration == start_iteration:
-            example = (player, obs[0], noise[0])
+            example = (rollout_agent, obs[0], noise[0])
             act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
-            actions[t], logprobs[t], values[t] = act(player, obs[t], noise[t])
+            actions[t], logprobs[t], values[t] = act(rollout_agent, obs[t], noise[t])
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, _ = envs.step(env_action)
             dones[t] = np.logical_or(terminated, truncated)
@@ -465,15 +457,15 @@ def train(args: Args) -> dict:
         obs[T] = torch.from_numpy(next_obs)
         all_returns = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
         # [P10] statistics first, of a step or of the whole rollout, then scaling
-        for rows in np.array_split(np.arange(T), 1 if args.norm_reward_rollout else T):
-            return_rms = return_rms.update(all_returns[rows].ravel())
-            rewards[rows] = normalize_reward(return_rms, rewards[rows], args)
+        for t in [slice(T)] if args.norm_reward_rollout else range(T):
+            return_rms = return_rms.update(all_returns[t].ravel())
+            rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # row t + 1 is of the next game where step t ended one
+        np_values = values.cpu().numpy()  # where step t ended a game, row t + 1 is of the next
         # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
         steps = (rewards, np_values[:T], np_values[1:], dones, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
@@ -488,27 +480,26 @@ def train(args: Args) -> dict:
             centered = b_advantages - all_advantages.mean()
             batch["advantages"] = centered / (all_advantages.std(correction=0) + 1e-8)
         if iteration == start_iteration:
-            example = torch.arange(min(part_size, minibatch_size), device=device)
-            example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
-            loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
-            rows = slice(min(part_size, own.num_aux_rollouts * args.n_aux_grad_accum * T))
-            aux_example = {name: batch[name][rows] for name in ("obs", "returns")}
-            aux_example |= {"logits": noise.flatten(0, 1)[rows]}  # any of the shape of logits
-            example = (agent, aux_example, args)
-            aux_loss_of = minibatch_aux_loss
-            aux_loss_of = compiled(aux_loss_of, device, example) if args.compile else aux_loss_of
+            first = slice(min(micro_batch_size, minibatch_size))
+            example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
+            loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
+            example = {"obs": batch["obs"], "returns": batch["returns"]}
+            example |= {"logits": noise.flatten(0, 1)}  # any of the shape of logits
+            first = slice(min(micro_batch_size, aux_minibatch * T))
+            example = (agent, {name: b[first] for name, b in example.items()}, args)
+            aux_loss_fn = compiled(aux_loss, device, example) if args.compile else aux_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.e_policy):  # [P03] policy phase, of n_iteration iterations
-            b_inds = torch.randperm(own.batch_size).to(device)
+            b_inds = torch.randperm(local_args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
-                if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+                if args.norm_adv:  # [C07] advantage normalization, before it is split
                     centered = mb["advantages"] - mb["advantages"].mean()
                     mb["advantages"] = centered / (centered.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
-                stats = accumulate(loss_of, agent, mb, part_size, clip_coef, args)
+                stats = accumulate(loss_fn, agent, mb, micro_batch_size, clip_coef, args)
                 average_gradients(agent, stats)  # [X02] parallel gradients
                 max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
@@ -524,61 +515,59 @@ def train(args: Args) -> dict:
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:  # keep the rollout for the end of the phase
             added = slice(place * N, (place + 1) * N)
-            stored_rollouts(own, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
+            stored_rollouts(local_args, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
         aux_seconds = 0.0
         if args.ends_phase(iteration) and not skipped:
             aux_start = time.time()
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R).split(own.num_aux_rollouts):
-                    aux_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
-                    parts = aux_obs.to(device).flatten(0, 1).split(part_size)
+                for rows in torch.arange(R).split(local_args.num_aux_rollouts):
+                    x = torch.from_numpy(stored_rollouts(local_args, rollouts)[rows.numpy()])
+                    parts = x.to(device).flatten(0, 1).split(micro_batch_size)
                     aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
-            passes = []  # losses by name, of each
+            aux_metrics = []  # a dict of numbers for each minibatch
+            first_epoch = 1
             cloned = sum(all_gather(aux_logits[:R].double().sum().item()))  # tells policies apart
             # Stopped in this phase: the checkpoint is of the iteration before, and the last one was
-            # played again. If it came out the same, only the finished passes are skipped.
+            # played again. If it came out the same, only the finished epochs are skipped.
             if paused and paused["iteration"] == iteration and paused["cloned"] == cloned:
                 agent.load_state_dict(paused["agent"])
                 optimizer.load_state_dict(paused["optimizer"])
                 aux_optimizer.load_state_dict(paused["aux_optimizer"])
                 torch.set_rng_state(paused["rng"][rank].clone())
-                passes = paused["passes"]
+                aux_metrics = paused["metrics"]
+                first_epoch = paused["passes"] + 1
                 start_time = time.time() - paused["seconds"]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-            while len(passes) < args.e_auxiliary:  # [P04] passes over whole rollouts
-                name_of_pass = f"auxiliary pass {len(passes) + 1} of {args.e_auxiliary}"
-                minibatches = torch.randperm(R).split(own.num_aux_rollouts * args.n_aux_grad_accum)
-                aux_metrics = []
+            for epoch in range(first_epoch, args.e_auxiliary + 1):  # [P04] of whole rollouts
+                label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
                 options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
-                for rows in tqdm(minibatches, name_of_pass, **options, disable=rank > 0):
-                    aux_obs = torch.from_numpy(stored_rollouts(own, rollouts)[rows.numpy()])
-                    mb = {"obs": aux_obs.to(device)}
+                options |= {"desc": label, "disable": rank > 0}
+                for rows in tqdm(torch.randperm(R).split(aux_minibatch), **options):
+                    x = torch.from_numpy(stored_rollouts(local_args, rollouts)[rows.numpy()])
+                    mb = {"obs": x.to(device)}
                     mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
                     mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
                     aux_optimizer.zero_grad()
-                    stats = accumulate(aux_loss_of, agent, mb, part_size, args)
+                    stats = accumulate(aux_loss_fn, agent, mb, micro_batch_size, args)
                     average_gradients(agent, stats)  # see [X02]
                     norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
                     aux_optimizer.step()
-                    aux_metrics.append(stats | {"grad_norm": norm})
-                losses = {}
-                for name in aux_metrics[0]:
-                    losses[name] = torch.stack([stats[name] for stats in aux_metrics]).mean().item()
-                finite = all(map(math.isfinite, losses.values()))
-                require(finite, f"losses of {name_of_pass}, iteration {iteration}: {losses}")
-                passes.append(losses)
-                if iteration > 1 and len(passes) < args.e_auxiliary:  # add to the checkpoint before
-                    paused = {"iteration": iteration, "cloned": cloned, "passes": passes}
-                    paused |= {"seconds": time.time() - start_time}
+                    stats |= {"grad_norm": norm}
+                    aux_metrics.append({name: stat.item() for name, stat in stats.items()})
+                finite = all(map(math.isfinite, aux_metrics[-1].values()))
+                require(finite, f"losses of {label}, iteration {iteration}: {aux_metrics[-1]}")
+                if iteration > 1 and epoch < args.e_auxiliary:  # add to the checkpoint before
+                    paused = {"iteration": iteration, "cloned": cloned, "passes": epoch}
+                    paused |= {"metrics": aux_metrics, "seconds": time.time() - start_time}
                     paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
                     paused |= {"aux_optimizer": aux_optimizer.state_dict()}
                     paused |= {"rng": torch.stack(all_gather(torch.get_rng_state()))}
                     if rank == 0:
                         save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
-            for name in passes[0]:
-                mean = np.mean([losses[name] for losses in passes])
+            for name in aux_metrics[0]:
+                mean = np.mean([stats[name] for stats in aux_metrics])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
             aux_seconds = time.time() - aux_start
             writer.add_scalar("time/auxiliary", aux_seconds, global_step)
@@ -594,7 +583,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages, batch["returns"])
+        both = (b_advantages, batch["returns"])  # returns - values, returns
         error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
         scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -616,12 +605,12 @@ def train(args: Args) -> dict:
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             if not skipped:
-                stored_rollouts(own, rollouts).flush()  # to the disk
+                stored_rollouts(local_args, rollouts).flush()  # to the disk
             writer.flush()
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
-            part = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
-            part["aux_returns"] = aux_returns.cpu()
-            part["carried"] = [torch.from_numpy(array) for array in carried]
+            process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
+            process["aux_returns"] = aux_returns.cpu()
+            process["carried"] = [torch.from_numpy(array) for array in carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -629,7 +618,7 @@ def train(args: Args) -> dict:
                 "aux_optimizer": aux_optimizer.state_dict(),
                 "paused": None,
                 "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
-                "processes": all_gather(part),
+                "processes": all_gather(process),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
@@ -716,39 +705,42 @@ def check_args(args: Args) -> None:
     require(even, f"{given} --num-minibatches ({args.num_minibatches}) with --env-minibatches")
     require(args.v_value == 1, f"--v-value ({args.v_value}) must be 1, as in CleanRL's script")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    found = not args.cuda or torch.cuda.is_available()
-    require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
-    known = args.num_levels or args.eval_levels == "train"
-    require(known, "--eval-levels unseen needs --num-levels: with 0 training uses all levels")
-    known = args.num_levels or not args.start_level
-    require(known, f"--start-level ({args.start_level}) needs --num-levels: with 0 it is ignored")
+    require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
+    limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
+    given = f"--start-level ({args.start_level}) and --eval-levels unseen"
+    require(limited, f"{given} need --num-levels: with 0 training uses all levels")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
-    check_game(args.env_id)
+    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
+    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
+    games = f"{games} leaper maze miner ninja plunder starpilot".split()
+    require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
 
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
     """Rank of this process, number of processes, and the arguments with this one's share."""
+    if not dist.is_torchelastic_launched():
+        return 0, 1, args
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     n = args.num_aux_rollouts
     require(n % size == 0, f"{size} processes cannot share --num-aux-rollouts {n}")
-    own = replace(args, num_envs=args.num_envs // size, num_aux_rollouts=n // size)
-    own.total_timesteps //= size  # as many iterations
+    local_args = replace(args, num_envs=args.num_envs // size, num_aux_rollouts=n // size)
+    local_args.total_timesteps //= size  # as many iterations
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
-    own.env_threads = math.ceil(args.env_threads / here)
-    own.capture_video = args.capture_video and rank == 0
-    check_args(replace(own, resume=None))  # its share is another configuration
+    local_args.env_threads = math.ceil(args.env_threads / here)
+    local_args.capture_video = args.capture_video and rank == 0
+    check_args(replace(local_args, resume=None))  # its share is another configuration
     if args.cuda:
-        cards = torch.cuda.device_count()
-        require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
+        gpus = torch.cuda.device_count()
+        require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, own
+    return rank, size, local_args
 
 
 def all_gather(value) -> list:
@@ -759,28 +751,18 @@ def all_gather(value) -> list:
     return values
 
 
-class Silent:  # what all processes but the first log to
+class NullLogger:  # of all processes but the first
     def __getattr__(self, name: str):  # any call does nothing
         return lambda *args, **kwargs: None
 
 
-def check_game(env_id: str) -> None:
-    """Stop with one line unless Procgen is here and has this game."""
-    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
-    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
-    games = f"{games} leaper maze miner ninja plunder starpilot".split()
-    require(env_id in games, f"--env-id ({env_id}) must be one of {', '.join(games)}")
-
-
 class Procgen(gym.vector.VectorEnv):
-    """N games that reset in the step that ends an episode: it shows the start of the next one.
-
-    `video_dir` gets videos of the first game, on RecordVideo's schedule.
-    """
+    """N games that reset in the step that ends an episode: it shows the start of the next one."""
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_fps": 15}
+    render_mode = "rgb_array"
 
-    def __init__(self, args: Args, video_dir: Path | None, seed: int):
+    def __init__(self, args: Args, seed: int):
         with contextlib.redirect_stderr(io.StringIO()):  # the old gym complains when imported
             from procgen import ProcgenGym3Env
 
@@ -791,55 +773,39 @@ class Procgen(gym.vector.VectorEnv):
         self.num_envs = args.num_envs
         self.single_observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
-        self.video_dir = video_dir
-        self.episode, self.frames = -1, None  # number and images of the one that is recorded
 
     def reset(self, *, seed=None, options=None):
         """The first observations: the games began, with their seed, when they were made."""
-        self.next_video()
         return self.games.observe()[1]["rgb"], {}
 
     def step(self, actions):
-        if self.frames is not None:
-            self.frames.append(self.games.observe()[1]["rgb"][0].copy())
         self.games.act(actions)
         reward, obs, done = self.games.observe()
-        if done[0]:
-            self.next_video()
         return obs["rgb"], reward, done, np.zeros_like(done), {}
 
-    def next_video(self) -> None:
-        """Write the video of an episode that was recorded; begin the next one if it is its turn."""
-        if self.video_dir is None:
-            return
-        from gymnasium.utils.save_video import capped_cubic_video_schedule
-        from moviepy import ImageSequenceClip
-
-        if self.frames:
-            self.video_dir.mkdir(parents=True, exist_ok=True)
-            path = self.video_dir / f"rl-video-episode-{self.episode}.mp4"
-            larger = ["-vf", "scale=4*iw:4*ih:flags=neighbor"]
-            video = ImageSequenceClip(self.frames, fps=self.metadata["render_fps"])
-            video.write_videofile(str(path), logger=None, ffmpeg_params=larger)
-        self.episode += 1
-        self.frames = [] if capped_cubic_video_schedule(self.episode) else None
+    def render(self) -> list[np.ndarray]:
+        """N times the first game, four times as large: RecordVideo looks at no other."""
+        return [self.games.observe()[1]["rgb"][0].repeat(4, 0).repeat(4, 1)] * self.num_envs
 
     def close_extras(self, **kwargs) -> None:
-        self.next_video()
         self.games.close()
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    return Procgen(args, video_dir if args.capture_video else None, seed)
+    """N games, the first one filmed if asked for."""
+    envs = Procgen(args, seed)
+    if args.capture_video:
+        envs = gym.wrappers.vector.RecordVideo(envs, str(video_dir), record_first_only=True)
+    return envs
 
 
 def env_states(envs: gym.vector.VectorEnv) -> list[bytes]:
     """The exact states of the games."""
-    return envs.games.get_state()
+    return envs.unwrapped.games.get_state()
 
 
 def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
-    envs.games.set_state(states)
+    envs.unwrapped.games.set_state(states)
 
 
 def make_rollouts(args: Args, path: Path, place: int) -> None:
@@ -868,8 +834,7 @@ def stored_rollouts(args: Args, path: Path) -> np.memmap:
 
     Mapped anew for each use, because what is mapped counts as memory of this process.
     """
-    shape = (args.phase_rollouts, args.num_steps, 64, 64, 3)
-    return np.memmap(path, np.uint8, "r+", shape=shape)
+    return np.memmap(path, np.uint8, "r+", shape=(args.phase_rollouts, args.num_steps, 64, 64, 3))
 
 
 def keep_freed_memory() -> None:

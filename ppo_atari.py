@@ -12,7 +12,7 @@ Expect:  with --total-timesteps 1_000_000 a return of 22 after an hour on two co
          published: 415 after 10M steps
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
          details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours. What has to do
-         with `rank`, `own`, `all_gather` or `compiled` can be skipped at first.
+         with `rank`, `local_args`, `all_gather` or `compiled` can be skipped at first.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is C frames of 84 x 84 pixels, an action is one of A.
 """
@@ -159,8 +159,8 @@ class MaxAndSkip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
-    As in EnvPool, info["terminated"] says that the game is over. The info of reset has the reward
-    of the steps that it hides, and "terminated" if they ended the game.
+    As in EnvPool, info["terminated"] says that the game is over and info["reward"] is the reward
+    before it is clipped; those of reset are of the steps that it hides.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -170,7 +170,7 @@ class EpisodicLife(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.game_over = terminated or truncated
-        info["terminated"] = terminated
+        info |= {"terminated": terminated, "reward": reward}
         lost = 0 < info["lives"] < self.lives  # at 0 lives some games play on for a few frames
         self.lives = info["lives"]
         terminated = terminated or (self.episodic_life and lost)  # [A03] episodic life
@@ -205,53 +205,29 @@ class FireReset(gym.Wrapper):
         return obs, info | {"terminated": over, "reward": total_reward}
 
 
-class WarpFrame(gym.ObservationWrapper):
+def warp_frame(frame: np.ndarray) -> np.ndarray:
     """210x160 RGB to 84x84 gray."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
-
-    def observation(self, frame):
-        gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-        return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
+    gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
+    return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
 
 
-class ClipReward(gym.Wrapper):
-    """Give the sign of the reward; info["reward"] has the reward itself."""
-
-    def __init__(self, env: gym.Env, clip_reward: bool):
-        super().__init__(env)
-        self.clip_reward = clip_reward
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        info["reward"] = reward
-        if self.clip_reward:
-            reward = np.sign(reward)  # [A06] reward clipping
-        return obs, reward, terminated, truncated, info
-
-
-class FrameStack(gym.Wrapper):
-    """The last frames, oldest first, as channels; black before the first (baselines' vec_env)."""
-
-    def __init__(self, env: gym.Env, frame_stack: int):
-        super().__init__(env)
-        self.frames = np.zeros((frame_stack, 84, 84), np.uint8)
-        self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
-
-    def push(self, frame: np.ndarray) -> np.ndarray:
-        self.frames = np.concatenate([self.frames[1:], frame[None]])  # [A07] frame stacking
-        return self.frames
-
-    def step(self, action):
-        frame, *result = self.env.step(action)
-        return self.push(frame), *result
-
-    def reset(self, **kwargs):
-        frame, info = self.env.reset(**kwargs)
-        self.frames = np.zeros_like(self.frames)
-        return self.push(frame), info
+def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.Env:
+    """A game in baselines' wrappers, in their order; filmed if there is a directory for videos."""
+    if args.noop_max:
+        env = NoopReset(env, args.noop_max)
+    env = MaxAndSkip(env, args.frame_skip)
+    if video_dir:
+        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
+        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+    env = EpisodicLife(env, args.episodic_life)
+    if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
+        env = FireReset(env)
+    gray = gym.spaces.Box(0, 255, (84, 84), np.uint8)
+    env = gym.wrappers.TransformObservation(env, warp_frame, gray)
+    if args.clip_reward:
+        env = gym.wrappers.TransformReward(env, np.sign)  # [A06] reward clipping
+    n = args.frame_stack  # the last frames, oldest first; before the first one black
+    return gym.wrappers.FrameStackObservation(env, n, padding_type="zero")  # [A07] frame stacking
 
 
 # -- agent --
@@ -390,8 +366,8 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # first, as its imports keep a group alive; else a ninth run is eager
-    rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
+    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
+    rank, world_size, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -399,21 +375,21 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    played = checkpoint["iteration"] if checkpoint else 0  # so that a resumed run has new games
-    env_seed = args.seed + rank * own.num_envs + played * args.num_envs
-    envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
+    resumed_at = checkpoint["iteration"] if checkpoint else 0  # EnvPool then plays other games
+    env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
+    envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # those of rank 0
     load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    player = copy.deepcopy(agent)  # it acts: --bf16 casts once a rollout, graphs keep its memory
-    player.network.to(agent.dtype)
+    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent.network.to(agent.dtype)
 
     # A rollout
-    T, N = args.num_steps, own.num_envs
+    T, N = args.num_steps, local_args.num_envs
     obs = torch.zeros((T + 1, N, 84, 84, args.frame_stack), dtype=torch.uint8, device=device)
     obs = obs.permute(0, 1, 4, 2, 3)  # (T + 1, N, C, 84, 84), in memory the channels stay last
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
@@ -434,20 +410,21 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        parts = checkpoint["processes"]
-        require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
+        processes = checkpoint["processes"]
+        saved = f"{run_dir} is of {len(processes)} processes"
+        require(len(processes) == world_size, f"{saved}, not of {world_size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(parts[rank]["rng"])
+        torch.set_rng_state(processes[rank]["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, parts[rank]["envs"]):
-            carried = (x.numpy() for x in parts[rank]["carried"])
+        if restore_envs(envs, processes[rank]["envs"]):
+            carried = (x.numpy() for x in processes[rank]["carried"])
             next_obs, next_valid, episodic_return, episodic_length = carried
 
-    writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
+    writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -459,16 +436,16 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
-        finished = []  # episodes
+        finished = []  # (t, return, length, time) of episodes
         noise = agent.draw_noise(T, N).to(device)
-        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
+        rollout_agent.load_state_dict(agent.state_dict())  # in place
         if iteration == start_iteration:
-            example = (player, obs[0], noise[0])
+            example = (rollout_agent, obs[0], noise[0])
             act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             valid[t] = next_valid
-            actions[t], logprobs[t], values[t] = act(player, obs[t], noise[t])
+            actions[t], logprobs[t], values[t] = act(rollout_agent, obs[t], noise[t])
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
@@ -497,18 +474,18 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps: at least B / 3
+        valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps: at least B / 3
         if iteration == start_iteration:
-            example = torch.arange(own.batch_size // args.num_minibatches, device=device)
+            example = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
             example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
-            loss_of = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
+            loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(rows)).repeat(3)[: own.batch_size]  # some twice: B in all
-            b_inds = rows[order].to(device)
+            order = torch.randperm(len(valid_inds)).repeat(3)  # some twice, so that a batch has B
+            b_inds = valid_inds[order[: local_args.batch_size]].to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
-                loss, stats = loss_of(agent, mb, clip_coef, args)
+                loss, stats = loss_fn(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
                 average_gradients(agent, stats)  # [X02] parallel gradients
@@ -523,7 +500,7 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,)
+        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,), of row t
         for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
@@ -535,7 +512,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages[rows], batch["returns"][rows])
+        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # the first: less values
         error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
         scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -555,12 +532,13 @@ def train(args: Args) -> dict:
             last_checkpoint = now
             writer.flush()
             carried = map(torch.tensor, (next_obs, next_valid, episodic_return, episodic_length))
-            part = {"rng": torch.get_rng_state(), "envs": env_states(envs), "carried": [*carried]}
+            process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
+            process["carried"] = [*carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "processes": all_gather(part),
+                "processes": all_gather(process),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
@@ -638,8 +616,7 @@ def check_args(args: Args) -> None:
     require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    found = not args.cuda or torch.cuda.is_available()
-    require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
+    require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
     films = args.evaluate and args.capture_video  # on the readable backend
     if args.env_backend == "envpool" and not films:
         readable = "--env-backend gymnasium"
@@ -659,21 +636,23 @@ def check_args(args: Args) -> None:
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
     """Rank of this process, number of processes, and the arguments with this one's share."""
+    if not dist.is_torchelastic_launched():
+        return 0, 1, args
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
-    own = replace(args, num_envs=args.num_envs // size)
-    own.total_timesteps //= size  # as many iterations
+    local_args = replace(args, num_envs=args.num_envs // size)
+    local_args.total_timesteps //= size  # as many iterations
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
-    own.env_threads = math.ceil(args.env_threads / here)
-    own.capture_video = args.capture_video and rank == 0
-    check_args(replace(own, resume=None))  # its share is another configuration
+    local_args.env_threads = math.ceil(args.env_threads / here)
+    local_args.capture_video = args.capture_video and rank == 0
+    check_args(replace(local_args, resume=None))  # its share is another configuration
     if args.cuda:
-        cards = torch.cuda.device_count()
-        require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
+        gpus = torch.cuda.device_count()
+        require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, own
+    return rank, size, local_args
 
 
 def all_gather(value) -> list:
@@ -684,7 +663,7 @@ def all_gather(value) -> list:
     return values
 
 
-class Silent:  # what all processes but the first log to
+class NullLogger:  # of all processes but the first
     def __getattr__(self, name: str):  # any call does nothing
         return lambda *args, **kwargs: None
 
@@ -700,22 +679,12 @@ def game_name(env_id: str) -> str:
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game with baselines' wrappers in their order, and RecordVideo if it has a directory."""
+    """One game of ALE."""
     config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
     config |= {"full_action_space": args.full_action_space, "disable_env_checker": True}
     config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip}
     config |= {"render_mode": "rgb_array" if video_dir else None}
-    env = gym.make(f"ALE/{game_name(args.env_id)}-v5", **config)
-    if args.noop_max:
-        env = NoopReset(env, args.noop_max)
-    env = MaxAndSkip(env, args.frame_skip)
-    if video_dir:
-        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    env = EpisodicLife(env, args.episodic_life)
-    if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
-        env = FireReset(env)
-    return FrameStack(ClipReward(WarpFrame(env), args.clip_reward), args.frame_stack)
+    return wrap_game(gym.make(f"ALE/{game_name(args.env_id)}-v5", **config), args, video_dir)
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
@@ -732,7 +701,11 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads; stacks of frames begin otherwise [A07]."""
+    """EnvPool's form of these wrappers, in C++ threads. What it does otherwise:
+
+    stacks begin with a game's first frame, no third action follows FIRE, and a lost life too is
+    followed by no-ops, whose rewards no return has.
+    """
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
@@ -763,8 +736,9 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         game = env.unwrapped
         if game.spec.kwargs["repeat_action_probability"]:
             return None
+        frames = torch.tensor(np.array(env.obs_queue))
         state = {"emulator": game.clone_state(include_rng=True).__getstate__()}  # bytes
-        state |= {"rng": game.np_random.bit_generator.state, "frames": torch.tensor(env.frames)}
+        state |= {"rng": game.np_random.bit_generator.state, "frames": frames}
         state |= {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")}
         states.append(state | {"resets": bool(resets)})
     return states
@@ -778,7 +752,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
         emulator.__setstate__(state["emulator"])
         env.unwrapped.restore_state(emulator)
         env.unwrapped.np_random.bit_generator.state = state["rng"]
-        env.frames = state["frames"].numpy()
+        env.obs_queue.extend(state["frames"].numpy())
         for name in ("lives", "game_over"):
             env.set_wrapper_attr(name, state[name])
         envs._autoreset_envs[n] = state["resets"]

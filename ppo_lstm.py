@@ -13,8 +13,8 @@ Expect:  on CartPole with hidden velocities, with the flags of docs/results.md, 
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
          LSTM details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them in
-         S sequences of up to L steps; an observation is C frames of 84 x 84 pixels or O numbers, an
-         action is one of A; the memory has H = 128 units.
+         S sequences of up to L steps; an observation is C frames of 84 x 84 pixels or O numbers
+         and becomes F features; an action is one of A; the memory has H = 128 units.
 """
 
 import copy
@@ -183,8 +183,8 @@ class MaxAndSkip(gym.Wrapper):
 class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
-    As in EnvPool, info["terminated"] says that the game is over. The info of reset has the reward
-    of the steps that it hides, and "terminated" if they ended the game.
+    As in EnvPool, info["terminated"] says that the game is over and info["reward"] is the reward
+    before it is clipped; those of reset are of the steps that it hides.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -194,7 +194,7 @@ class EpisodicLife(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.game_over = terminated or truncated
-        info["terminated"] = terminated
+        info |= {"terminated": terminated, "reward": reward}
         lost = 0 < info["lives"] < self.lives  # at 0 lives some games play on for a few frames
         self.lives = info["lives"]
         terminated = terminated or (self.episodic_life and lost)  # [A03] episodic life
@@ -229,53 +229,29 @@ class FireReset(gym.Wrapper):
         return obs, info | {"terminated": over, "reward": total_reward}
 
 
-class WarpFrame(gym.ObservationWrapper):
+def warp_frame(frame: np.ndarray) -> np.ndarray:
     """210x160 RGB to 84x84 gray."""
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        self.observation_space = gym.spaces.Box(0, 255, (84, 84), np.uint8)
-
-    def observation(self, frame):
-        gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-        return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
+    gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
+    return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
 
 
-class ClipReward(gym.Wrapper):
-    """Give the sign of the reward; info["reward"] has the reward itself."""
-
-    def __init__(self, env: gym.Env, clip_reward: bool):
-        super().__init__(env)
-        self.clip_reward = clip_reward
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        info["reward"] = reward
-        if self.clip_reward:
-            reward = np.sign(reward)  # [A06] reward clipping
-        return obs, reward, terminated, truncated, info
-
-
-class FrameStack(gym.Wrapper):
-    """The last frames, oldest first, as channels; black before the first (baselines' vec_env)."""
-
-    def __init__(self, env: gym.Env, frame_stack: int):
-        super().__init__(env)
-        self.frames = np.zeros((frame_stack, 84, 84), np.uint8)
-        self.observation_space = gym.spaces.Box(0, 255, self.frames.shape, np.uint8)
-
-    def push(self, frame: np.ndarray) -> np.ndarray:
-        self.frames = np.concatenate([self.frames[1:], frame[None]])  # [A07] frame stacking
-        return self.frames
-
-    def step(self, action):
-        frame, *result = self.env.step(action)
-        return self.push(frame), *result
-
-    def reset(self, **kwargs):
-        frame, info = self.env.reset(**kwargs)
-        self.frames = np.zeros_like(self.frames)
-        return self.push(frame), info
+def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.Env:
+    """A game in baselines' wrappers, in their order; filmed if there is a directory for videos."""
+    if args.noop_max:
+        env = NoopReset(env, args.noop_max)
+    env = MaxAndSkip(env, args.frame_skip)
+    if video_dir:
+        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
+        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+    env = EpisodicLife(env, args.episodic_life)
+    if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
+        env = FireReset(env)
+    gray = gym.spaces.Box(0, 255, (84, 84), np.uint8)
+    env = gym.wrappers.TransformObservation(env, warp_frame, gray)
+    if args.clip_reward:
+        env = gym.wrappers.TransformReward(env, np.sign)  # [A06] reward clipping
+    n = args.frame_stack  # the last frames, oldest first; before the first one black
+    return gym.wrappers.FrameStackObservation(env, n, padding_type="zero")  # [A07] frame stacking
 
 
 # -- agent --
@@ -331,12 +307,12 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(obs).float()
 
-    def remember(self, features: torch.Tensor, places: torch.Tensor, L: int, state: torch.Tensor):
-        """Hidden states (M, H) of features (M, F), all sequences of `split_episodes` at once."""
-        padded = features.new_zeros(L * state.shape[1], features.shape[1])
-        padded = padded.index_copy(0, places, features).unflatten(0, (L, -1))  # (L, S, F)
+    def run_lstm(self, features, padded_inds, length: int, state: torch.Tensor) -> torch.Tensor:
+        """Hidden states (M, H) of features (M, F): all sequences of `split_episodes` at once."""
+        padded = features.new_zeros(length * state.shape[1], features.shape[1])
+        padded = padded.index_copy(0, padded_inds, features).unflatten(0, (length, -1))  # (L, S, F)
         hidden, _ = self.lstm(padded, tuple(state[:, None]))  # (L, S, H)
-        return hidden.flatten(0, 1)[places]
+        return hidden.flatten(0, 1)[padded_inds]
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of hidden states (n, H)."""
@@ -413,28 +389,29 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
-def split_episodes(remembered: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
-    """All steps of environments mb_envs (n,) as S sequences with no reset inside, for `remember`.
+def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
+    """All steps of environments mb_envs (n,) as S sequences with no reset inside, for `run_lstm`.
 
-    remembered: (T, N), False on rows whose successor starts from zeros: resets, which still belong
+    keep_state: (T, N), False on rows whose successor starts from zeros: resets, which still belong
     to the episode that ended. state: (2, N, H) before the rollout. Returns of each of the M = n * T
-    samples its row in the batch and its place in an array (L, S), where L is the longest sequence;
-    L; the states before (2, S, H). T = 5, n = 1, a reset in row 1: rows 0 1 | 2 3 4, S = 2, L = 3.
+    samples its row in the batch and its row in a padded array (L, S), where L is the length of the
+    longest sequence; L; the states before the sequences (2, S, H).
+    T = 5, n = 1, a reset in row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, padded 0 2 | 1 3 | - 4.
     """
-    T, N = remembered.shape
+    T, N = keep_state.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
-    starts[:, 1:] = ~remembered[:-1, mb_envs].T  # of a sequence: after a reset row, and at row 0
-    env, first = starts.nonzero().T  # (S,) each
+    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # of a sequence: after a reset row, and at row 0
+    env, first = starts.nonzero().T  # (S,) each: environment and first step of a sequence
     sequence = starts.flatten().cumsum(0) - 1  # (M,)
     step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) of its sequence
     mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
-    places = step * len(first) + sequence
-    goes_on = upload(first == 0, state.device)[:, None]  # from before; the others from zeros
+    padded_inds = step * len(first) + sequence
+    continues = upload(first == 0, state.device)[:, None]  # from before; the others from zeros
     envs = upload(mb_envs[env], state.device)
-    state = state[:, envs] * goes_on  # [L05] rebuilt from the state before the rollout
+    state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
     mb_inds = upload(mb_inds, state.device)
-    places = upload(places, state.device)
-    return mb_inds, places, int(step.numpy().max()) + 1, state
+    padded_inds = upload(padded_inds, state.device)
+    return mb_inds, padded_inds, int(step.numpy().max()) + 1, state
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
@@ -461,8 +438,8 @@ def train(args: Args) -> dict:
         torch.set_num_threads(1)  # networks of 64 units are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # first, as its imports keep a group alive; else a ninth run is eager
-    rank, size, own = join_processes(args) if dist.is_torchelastic_launched() else (0, 1, args)
+    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
+    rank, world_size, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -470,22 +447,22 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    played = checkpoint["iteration"] if checkpoint else 0  # so that a resumed run has new games
-    env_seed = args.seed + rank * own.num_envs + played * args.num_envs
-    envs = make_envs(own, run_dir / f"videos_{int(time.time())}", env_seed)
+    resumed_at = checkpoint["iteration"] if checkpoint else 0  # EnvPool then plays other games
+    env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
+    envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args)
-    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # the first process's
+    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # those of rank 0
     load_weights(agent, weights)
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    player = copy.deepcopy(agent)  # it acts: --bf16 casts its weights once a rollout
-    player.network.to(agent.dtype)
-    player.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
+    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent.network.to(agent.dtype)
+    rollout_agent.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
     # A rollout
-    T, N = args.num_steps, own.num_envs
+    T, N = args.num_steps, local_args.num_envs
     obs = torch.from_numpy(np.zeros((T + 1, N, *obs_space.shape), obs_space.dtype)).to(device)
     actions = torch.zeros((T, N), dtype=torch.int64, device=device)
     logprobs = torch.zeros((T, N), device=device)
@@ -506,21 +483,22 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        parts = checkpoint["processes"]
-        require(len(parts) == size, f"{run_dir} is of {len(parts)} processes, not of {size}")
+        processes = checkpoint["processes"]
+        saved = f"{run_dir} is of {len(processes)} processes"
+        require(len(processes) == world_size, f"{saved}, not of {world_size}")
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(parts[rank]["rng"])
+        torch.set_rng_state(processes[rank]["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, parts[rank]["envs"]):
-            carried = (x.numpy() for x in parts[rank]["carried"])
+        if restore_envs(envs, processes[rank]["envs"]):
+            carried = (x.numpy() for x in processes[rank]["carried"])
             next_obs, next_valid, episodic_return, episodic_length = carried
-            lstm_state = parts[rank]["lstm_state"].to(device)
+            lstm_state = processes[rank]["lstm_state"].to(device)
 
-    writer, episodes, bar = [Silent()] * 3 if rank else open_logs(args, run_dir, checkpoint)
+    writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -532,17 +510,17 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
-        finished = []  # episodes
+        finished = []  # (t, return, length, time) of episodes
         initial_state = lstm_state  # (2, N, H)
         noise = agent.draw_noise(T, N).to(device)
-        player.load_state_dict(agent.state_dict())  # into the same memory, as graphs need it
+        rollout_agent.load_state_dict(agent.state_dict())  # in place
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             valid[t] = next_valid
-            acted = player.act(obs[t], lstm_state, noise[t])
+            acted = rollout_agent.act(obs[t], lstm_state, noise[t])
             actions[t], logprobs[t], values[t], lstm_state = acted
-            kept = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: forget after this row
-            lstm_state = lstm_state * kept[:, None]  # [L03] reset at the ends of episodes
+            keep = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: forget after this row
+            lstm_state = lstm_state * keep[:, None]  # [L03] reset at the ends of episodes
             env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
             next_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
@@ -571,31 +549,31 @@ def train(args: Args) -> dict:
         batch = {"actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        rows = torch.from_numpy(np.flatnonzero(valid))  # real steps
-        remembered = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros after this row
+        valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps
+        keep_state = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros after this row
         if iteration == start_iteration:
-            encode, loss_of = Agent.encode, minibatch_loss
+            encode, loss_fn = Agent.encode, minibatch_loss
             if args.compile:
-                example = torch.arange(own.batch_size // args.num_minibatches, device=device)
+                example = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
                 mb = {name: b[example] for name, b in batch.items()}
                 mb["hidden"] = torch.zeros(len(example), agent.lstm.hidden_size, device=device)
                 mb["hidden"].requires_grad_()
                 encode = compiled(encode, device, (agent, b_obs[example]))
-                loss_of = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
+                loss_fn = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
             for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 if args.compile:  # what one graph returns, another one must not overwrite
                     torch.compiler.cudagraph_mark_step_begin()
-                mb_inds, *sequences = split_episodes(remembered, mb_envs, initial_state)
-                hidden = agent.remember(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
+                mb_inds, *sequences = split_episodes(keep_state, mb_envs, initial_state)
+                hidden = agent.run_lstm(encode(agent, b_obs[mb_inds]), *sequences)  # (M, H)
                 real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
                 order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # some twice: M in all
                 chosen = upload(torch.from_numpy(real)[order], device)
                 mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
                 mb["hidden"] = hidden[chosen]
-                loss, stats = loss_of(agent, mb, clip_coef, args)
+                loss, stats = loss_fn(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
                 average_gradients(agent, stats)  # [X02] parallel gradients
@@ -610,7 +588,7 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,)
+        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,), of row t
         for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
@@ -622,7 +600,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages[rows], batch["returns"][rows])
+        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # the first: less values
         error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
         scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -642,13 +620,14 @@ def train(args: Args) -> dict:
             last_checkpoint = now
             writer.flush()
             carried = map(torch.tensor, (next_obs, next_valid, episodic_return, episodic_length))
-            part = {"rng": torch.get_rng_state(), "envs": env_states(envs), "carried": [*carried]}
-            part["lstm_state"] = lstm_state.cpu()
+            process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
+            process["carried"] = [*carried]
+            process["lstm_state"] = lstm_state.cpu()
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "processes": all_gather(part),
+                "processes": all_gather(process),
                 "iteration": iteration,
                 "global_step": global_step,
                 "seconds": now - start_time,
@@ -727,8 +706,7 @@ def check_args(args: Args) -> None:
     require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    found = not args.cuda or torch.cuda.is_available()
-    require(found, "--cuda, but torch finds no GPU (--no-cuda does without)")
+    require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
     films = args.evaluate and args.capture_video  # on the readable backend
     if args.env_backend == "envpool" and game_name(args.env_id) and not films:
         readable = "--env-backend gymnasium"
@@ -750,21 +728,23 @@ def check_args(args: Args) -> None:
 
 def join_processes(args: Args) -> tuple[int, int, Args]:
     """Rank of this process, number of processes, and the arguments with this one's share."""
+    if not dist.is_torchelastic_launched():
+        return 0, 1, args
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
-    own = replace(args, num_envs=args.num_envs // size)
-    own.total_timesteps //= size  # as many iterations
+    local_args = replace(args, num_envs=args.num_envs // size)
+    local_args.total_timesteps //= size  # as many iterations
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
-    own.env_threads = math.ceil(args.env_threads / here)
-    own.capture_video = args.capture_video and rank == 0
-    check_args(replace(own, resume=None))  # its share is another configuration
+    local_args.env_threads = math.ceil(args.env_threads / here)
+    local_args.capture_video = args.capture_video and rank == 0
+    check_args(replace(local_args, resume=None))  # its share is another configuration
     if args.cuda:
-        cards = torch.cuda.device_count()
-        require(here <= cards, f"{here} processes on a machine with {cards} GPUs (--no-cuda)")
+        gpus = torch.cuda.device_count()
+        require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, own
+    return rank, size, local_args
 
 
 def all_gather(value) -> list:
@@ -775,7 +755,7 @@ def all_gather(value) -> list:
     return values
 
 
-class Silent:  # what all processes but the first log to
+class NullLogger:  # of all processes but the first
     def __getattr__(self, name: str):  # any call does nothing
         return lambda *args, **kwargs: None
 
@@ -810,24 +790,14 @@ def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game with baselines' wrappers in their order, and RecordVideo if it has a directory."""
+    """One game of ALE."""
     if not game_name(args.env_id):
         return make_vector_env(args, video_dir)
     config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
     config |= {"full_action_space": args.full_action_space, "disable_env_checker": True}
     config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip}
     config |= {"render_mode": "rgb_array" if video_dir else None}
-    env = gym.make(f"ALE/{game_name(args.env_id)}-v5", **config)
-    if args.noop_max:
-        env = NoopReset(env, args.noop_max)
-    env = MaxAndSkip(env, args.frame_skip)
-    if video_dir:
-        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    env = EpisodicLife(env, args.episodic_life)
-    if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
-        env = FireReset(env)
-    return FrameStack(ClipReward(WarpFrame(env), args.clip_reward), args.frame_stack)
+    return wrap_game(gym.make(f"ALE/{game_name(args.env_id)}-v5", **config), args, video_dir)
 
 
 def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
@@ -844,7 +814,11 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads; stacks of frames begin otherwise [A07]."""
+    """EnvPool's form of these wrappers, in C++ threads. What it does otherwise:
+
+    stacks begin with a game's first frame, no third action follows FIRE, and a lost life too is
+    followed by no-ops, whose rewards no return has.
+    """
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
@@ -878,10 +852,10 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         if classic and not spec.additional_wrappers:
             names = ["_elapsed_steps"]
             state = {"state": torch.tensor(np.array(game.state))}
-        elif isinstance(env, FrameStack) and not game.spec.kwargs["repeat_action_probability"]:
+        elif hasattr(env, "obs_queue") and not game.spec.kwargs["repeat_action_probability"]:
             names = ["lives", "game_over"]
             state = {"emulator": game.clone_state(include_rng=True).__getstate__()}  # bytes
-            state |= {"frames": torch.tensor(env.frames)}
+            state |= {"frames": torch.tensor(np.array(env.obs_queue))}
         else:
             return None
         if not all(map(env.has_wrapper_attr, names)):  # no time limit
@@ -899,7 +873,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
             emulator = ale_py.ALEState.__new__(ale_py.ALEState)
             emulator.__setstate__(state["emulator"])
             env.unwrapped.restore_state(emulator)
-            env.frames = state["frames"].numpy()
+            env.obs_queue.extend(state["frames"].numpy())
         else:
             env.unwrapped.state = state["state"].numpy()
         env.unwrapped.np_random.bit_generator.state = state["rng"]

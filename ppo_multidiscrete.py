@@ -204,12 +204,13 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. The table of `action_options` is the mask,
-        or has a row for each value of component 0, which is then drawn before the others.
+        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, (n, F,
+        1 + R), it says of each value of component 0 whether it is allowed and what of the others
+        goes with it: component 0 is then drawn first.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         mask = mask_table
-        if mask_table.ndim == 3:  # (n, F, 1 + R): draw component 0, then mask the others by its row
+        if mask_table.ndim == 3:  # draw component 0, then mask the others by its row
             allowed = mask_table[:, :, 0]  # (n, F)
             first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
             row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
@@ -234,13 +235,10 @@ class Agent(nn.Module):
         shared = self.critic_trunk is self.actor_trunk
         value = self.critic(hidden if shared else self.critic_trunk(obs)).squeeze(-1)
         logits = self.actor(hidden).where(masks, -1e8)  # [X04] no probability and no gradient
-        logprobs, entropies = [], []
-        for x, action in zip(logits.split(self.nvec, dim=-1), actions.unbind(-1)):
-            policy = Categorical(logits=x, validate_args=False)
-            logprobs.append(policy.log_prob(action))
-            entropies.append(policy.entropy())
+        policies = [Categorical(logits=x, validate_args=False) for x in logits.split(self.nvec, -1)]
+        logprobs = [policy.log_prob(x) for policy, x in zip(policies, actions.unbind(-1))]
         logprob = torch.stack(logprobs).sum(0)  # [D01] independent action components
-        return logprob, torch.stack(entropies).sum(0), value
+        return logprob, torch.stack([policy.entropy() for policy in policies]).sum(0), value
 
 
 # -- advantages and loss --

@@ -139,8 +139,8 @@ ATARI = {
     "A03": r"self\.episodic_life and lost",
     "A04": r"for action in \(1, 2\)",
     "A05": r"cv2\.INTER_AREA",
-    "A06": r"np\.sign\(reward\)",
-    "A07": r"\[self\.frames\[1:\], frame\[None\]\]",
+    "A06": r"TransformReward\(env, np\.sign\)",
+    "A07": r"FrameStackObservation\(env, n, padding_type=\"zero\"\)",
     "A08": r"self\.network = nature_cnn\(\)",
     "A09": r"/ 255",
     "S02": r"next_valid = dones\[t\] == 0",
@@ -149,9 +149,9 @@ LSTM = {
     "A08": r"self\.network = nature_cnn\(\) if pixels",
     "L01": r"nn\.init\.orthogonal_",
     "L02": r"lstm_state = torch\.zeros",
-    "L03": r"lstm_state = lstm_state \* kept",
+    "L03": r"lstm_state = lstm_state \* keep",
     "L04": r"b_envs = torch\.randperm\(N\)",
-    "L05": r"state\[:, envs\] \* goes_on",
+    "L05": r"state\[:, envs\] \* continues",
 }
 PROCGEN = {
     "A09": r"/ 255",
@@ -163,9 +163,9 @@ PROCGEN = {
 } | PARALLEL
 PHASIC = {
     "P01": r"self\.aux_critic = ",
-    "P02": r'args\.arch == "dual"',
+    "P02": r"value_hidden\.detach\(\)",
     "P03": r"for epoch in range\(args\.e_policy\)",
-    "P04": r"len\(passes\) < args\.e_auxiliary",
+    "P04": r"for epoch in range\(first_epoch, args\.e_auxiliary",
     "P05": r"args\.beta_clone \* kl_loss",
     "P06": r"all_advantages\.mean\(\)",
     "P07": r"nn\.functional\.normalize",
@@ -375,10 +375,10 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=954,  # the design has 820, 450 and 260, and 50 more for several processes
-    loop_before=454,
-    plumbing=372,
-    changed=672,
+    lines=928,  # the design has 820, 450 and 260, and 50 more for several processes
+    loop_before=431,
+    plumbing=368,
+    changed=646,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -442,9 +442,9 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1086,  # the design has 900, 500 and 280, and 50 more for several processes
-    loop_before=527,
-    plumbing=416,
+    lines=1060,  # the design has 900, 500 and 280, and 50 more for several processes
+    loop_before=505,
+    plumbing=411,
     changed=288,
     different={
         "Args": "memory, hidden velocities",
@@ -514,10 +514,10 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1101,  # the design has 980, 380 and 480
-    loop_before=381,
+    lines=1099,  # the design has 980, 380 and 480
+    loop_before=379,
     plumbing=591,
-    changed=685,
+    changed=683,
     different={
         "Args": "the flags of the details, MicroRTS",
         "layer_init": "convolutions",
@@ -572,10 +572,10 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=840,  # the design has 740, 370 and 260, and 50 more for several processes
-    loop_before=360,
-    plumbing=349,
-    changed=602,
+    lines=819,  # the design has 740, 370 and 260, and 50 more for several processes
+    loop_before=362,
+    plumbing=326,
+    changed=551,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "IMPALA's network",
@@ -624,10 +624,10 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1041,  # the design has 860, 420 and 270, and 50 more for several processes
-    loop_before=435,
-    plumbing=389,
-    changed=277,
+    lines=1006,  # the design has 860, 420 and 270, and 50 more for several processes
+    loop_before=427,
+    plumbing=365,
+    changed=271,
     different={
         "Args": "the flags of the details",
         "normalize_reward": "its docstring: also of a rollout",
@@ -635,6 +635,8 @@ PPG = Script(
         "ResidualBlock.__init__": "initial weights",
         "Agent.__init__": "auxiliary head, architectures",
         "Agent.forward": "auxiliary head, architectures",
+        "Agent.act": "auxiliary head",
+        "Agent.evaluate_actions": "auxiliary head",
         "train: set-up": "two optimizers, stored rollouts",
         "train: rollout": "reward normalizer by the rollout",
         "train: update": "the batch's advantages, whole environments, compiled loss of the phase",

@@ -241,7 +241,7 @@ def test_fire_reset_counts_what_happens_when_fire_loses_a_life():
 def test_warp_frame_is_gray_by_luma_then_averaged_over_pixel_areas():
     rng = np.random.default_rng(0)
     frame = rng.integers(0, 256, (210, 160, 3)).astype(np.uint8)
-    warped = ppo.WarpFrame(Game([1])).observation(frame)
+    warped = ppo.warp_frame(frame)
     gray = np.rint(frame @ np.array([0.299, 0.587, 0.114]))
     rows, columns = (weights_of_area(n) for n in (210, 160))
     expected = rows @ gray @ columns.T
@@ -264,9 +264,13 @@ def weights_of_area(n: int) -> np.ndarray:
 
 
 # -- A06: sign of the reward --
+BARE = {"noop_max": 0, "frame_skip": 1, "fire_reset": False, "episodic_life": False}
+
+
 @pytest.mark.parametrize("clip", [True, False])
-def test_clip_reward_gives_the_sign_and_reports_the_reward(clip):
-    env = ppo.ClipReward(Game([1] * 5, rewards=[0, 7.0, 0.0, -3.0, 0.25]), clip)
+def test_the_reward_is_its_sign_and_info_has_the_reward(clip, tiny_atari):
+    game = Game([1] * 5, rewards=[0, 7.0, 0.0, -3.0, 0.25])
+    env = ppo.wrap_game(game, tiny_atari(**BARE, clip_reward=clip))
     env.reset()
     steps = [env.step(0) for _ in range(4)]
     assert [step[1] for step in steps] == ([1, 0, -1, 1] if clip else [7, 0, -3, 0.25])
@@ -274,11 +278,12 @@ def test_clip_reward_gives_the_sign_and_reports_the_reward(clip):
 
 
 # -- A07: stack --
-def test_frame_stack_starts_black_and_keeps_the_last_frames():
-    env = ppo.FrameStack(ppo.WarpFrame(Game([1] * 9)), 4)
+def test_frame_stack_starts_black_and_keeps_the_last_frames(tiny_atari):
+    env = ppo.wrap_game(Game([1] * 9), tiny_atari(**BARE, frame_stack=4))
     env.reset()
-    first, _ = env.reset()  # of game 1
+    first, _ = env.reset(seed=1)  # of game 1
     assert pixels(first) == [0, 0, 0, 10] and first.shape == env.observation_space.shape
+    assert env.observation_space == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     seen = [env.step(0)[0] for _ in range(5)]
     assert pixels(first) == [0, 0, 0, 10]  # what was returned does not change
     assert [pixels(obs) for obs in seen[2:]] == [
@@ -286,7 +291,7 @@ def test_frame_stack_starts_black_and_keeps_the_last_frames():
         [11, 12, 13, 14],
         [12, 13, 14, 15],
     ]
-    assert pixels(env.reset()[0]) == [0, 0, 0, 20]
+    assert pixels(env.reset(seed=2)[0]) == [0, 0, 0, 20]
 
 
 def test_wrappers_stand_in_the_order_of_baselines(tiny_atari):
@@ -295,10 +300,8 @@ def test_wrappers_stand_in_the_order_of_baselines(tiny_atari):
         names.append(type(env).__name__)
         env = env.env
     ours = [name for name in names if name not in ("OrderEnforcing", "PassiveEnvChecker")]
-    assert (
-        ours
-        == "FrameStack ClipReward WarpFrame FireReset EpisodicLife MaxAndSkip NoopReset".split()
-    )
+    order = "FrameStackObservation TransformReward TransformObservation"
+    assert ours == f"{order} FireReset EpisodicLife MaxAndSkip NoopReset".split()
 
 
 @pytest.mark.parametrize(

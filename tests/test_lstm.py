@@ -155,7 +155,7 @@ def test_training_pass_equals_the_replay_step_by_step(case, obs_shape, tiny_lstm
     agent.lstm.register_forward_hook(lambda *_: calls.append(1))
     mb_inds, *sequences = ppo.split_episodes(torch.from_numpy(valid), torch.from_numpy(envs), state)
     assert mb_inds.tolist() == [t * N + n for n in envs for t in range(T)]
-    hidden = agent.remember(agent.encode(batch["obs"][mb_inds]), *sequences)
+    hidden = agent.run_lstm(agent.encode(batch["obs"][mb_inds]), *sequences)
     assert len(calls) == 1
     mine = {name: b[mb_inds] for name, b in batch.items()} | {"hidden": hidden}
     out = agent.evaluate_actions(hidden, mine["actions"])
@@ -345,7 +345,7 @@ def test_what_a_reset_row_shows_changes_no_other_step(tiny_lstm):
     mb_inds, *sequences = ppo.split_episodes(torch.from_numpy(valid), every, state)
     obs, real = batch["obs"][mb_inds], batch["valid"][mb_inds]
     other = torch.where(real[:, None], obs, obs + 3.0)
-    hidden, changed = (agent.remember(agent.encode(x), *sequences) for x in (obs, other))
+    hidden, changed = (agent.run_lstm(agent.encode(x), *sequences) for x in (obs, other))
     assert torch.equal(hidden[real], changed[real])
     assert (hidden[~real] != changed[~real]).all(1).any()
 
@@ -734,7 +734,7 @@ def test_compiled_and_eager_updates_agree(obs_shape, tiny_lstm):
         results = []
         for parts in ((encode, loss_of), (ppo.Agent.encode, ppo.minibatch_loss)):
             torch.compiler.cudagraph_mark_step_begin()
-            hidden = agent.remember(parts[0](agent, batch["obs"][mb_inds]), *sequences)
+            hidden = agent.run_lstm(parts[0](agent, batch["obs"][mb_inds]), *sequences)
             mb = {name: batch[name][mb_inds[rows]] for name in mb if name != "hidden"}
             mb["hidden"] = hidden[rows]
             loss, stats = parts[1](agent, mb, clip_coef, args)

@@ -134,7 +134,7 @@ def recorded(script: Script) -> dict:
     wrap(module, "make_envs", make_envs)
     wrap(module.Agent, "draw_noise", draw_noise)
     wrap(module, "gae", gae)
-    for name in ("minibatch_loss", "minibatch_aux_loss"):
+    for name in ("minibatch_loss", "aux_loss"):
         seen[f"of {name}"] = False
         if hasattr(module, name):
             wrap(module, name, minibatch)
@@ -160,7 +160,7 @@ def test_the_gradient_is_that_of_one_process_with_both_parts_of_the_minibatch(sc
     """The first one of each phase, in one process with the weights that both had then."""
     module = script.module
     phases = list(zip(*(one["minibatches"] for one in both)))
-    assert len(phases) == len([name for name in vars(module) if name.startswith("minibatch_")])
+    assert len(phases) == 1 + hasattr(module, "aux_loss")
     for ours, theirs in phases:
         assert_equal(ours["weights"], theirs["weights"], "weights")
         if "hidden" in ours["mb"]:
@@ -322,7 +322,7 @@ def killed_and_resumed(script: Script) -> list[tuple[str, str]]:
     known = vars(module.Args())
     flags = script.tiny | {name: value for name, value in case.items() if name in known}
     whole = module.train(module.Args(**flags, exp_name="whole"))["run_dir"]
-    kills = {"gae": 3} | ({"minibatch_aux_loss": 6} if "e_auxiliary" in known else {})
+    kills = {"gae": 3} | ({"aux_loss": 6} if "e_auxiliary" in known else {})
     pairs = []
     for name, n in kills.items():
         calls = []

@@ -214,7 +214,7 @@ def test_forward_is_the_network_by_hand(script, tiny_procgen):
     agent = agent.to(memory_format=torch.channels_last)
     obs = images(3)
     hidden = hidden_by_hand(agent.network, obs.float().permute(0, 3, 1, 2).contiguous() / 255)
-    logits, value = agent(obs)
+    logits, value, *_ = agent(obs)
     assert logits.shape == (3, 15) and value.shape == (3,) and (logits.std(0) > 1e-4).all()
     torch.testing.assert_close(
         logits, hidden @ agent.actor.weight.T + agent.actor.bias, atol=1e-5, rtol=1e-4
@@ -223,7 +223,7 @@ def test_forward_is_the_network_by_hand(script, tiny_procgen):
         value, hidden @ agent.critic.weight[0] + agent.critic.bias, atol=1e-5, rtol=1e-4
     )
     if script is ppg:
-        again = agent.all_heads(obs)
+        again = agent(obs)
         assert torch.equal(again[0], logits) and torch.equal(again[1], value)
         expected = hidden @ agent.aux_critic.weight[0] + agent.aux_critic.bias
         torch.testing.assert_close(again[2], expected, atol=1e-5, rtol=1e-4)
@@ -235,7 +235,7 @@ def test_dual_and_separate_networks(tiny_procgen):
     x = obs.float().permute(0, 3, 1, 2) / 255
     for script, changes in ((ppo, {"shared_network": False}), (ppg, {"arch": "dual"})):
         agent = agent_of(script, tiny_procgen(script, **torchs(script), **changes))
-        logits, value = agent(obs)
+        logits, value, *_ = agent(obs)
         hidden, value_hidden = (
             hidden_by_hand(agent.network, x),
             hidden_by_hand(agent.value_network, x),
@@ -246,7 +246,7 @@ def test_dual_and_separate_networks(tiny_procgen):
         expected = value_hidden @ agent.critic.weight[0] + agent.critic.bias
         torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(
-        agent.all_heads(obs)[2],
+        agent(obs)[2],
         hidden @ agent.aux_critic.weight[0] + agent.aux_critic.bias,
         atol=1e-5,
         rtol=1e-4,
@@ -263,7 +263,7 @@ def test_bf16_stays_inside_the_network(script, tiny_procgen):
     plain.load_state_dict(agent.state_dict())
     scaled = []  # what the first layer sees: scaled in bfloat16, to the same as in float32
     agent.network.register_forward_pre_hook(lambda _, inputs: scaled.append(inputs[0]))
-    forward = (lambda a: a(images(8))) if script is ppo else (lambda a: a.all_heads(images(8)))  # noqa: E731
+    forward = (lambda a: a(images(8))) if script is ppo else (lambda a: a(images(8)))  # noqa: E731
     outputs = forward(agent)
     assert torch.equal(scaled[0], (images(8).permute(0, 3, 1, 2) / 255).bfloat16())
     for mine, other in zip(outputs, forward(plain), strict=True):
@@ -293,9 +293,10 @@ def test_auxiliary_losses_are_those_of_a_loop(beta_clone, tiny_procgen):
     torch.manual_seed(0)
     logits, old_logits = 2 * torch.randn(2, 40, 15, dtype=torch.float64)
     value, aux_value, returns = torch.randn(3, 40, dtype=torch.float64)
-    mb = {"logits": old_logits, "returns": returns}
+    mb = {"obs": None, "logits": old_logits, "returns": returns}
     inputs = [tensor.clone().requires_grad_() for tensor in (logits, value, aux_value)]
-    loss, stats = ppg.aux_loss(*inputs, mb, tiny_procgen(ppg, beta_clone=beta_clone))
+    agent = lambda obs: inputs  # noqa: E731
+    loss, stats = ppg.aux_loss(agent, mb, tiny_procgen(ppg, beta_clone=beta_clone))
     expected, expected_stats = aux_loss_by_hand(logits, value, aux_value, mb, beta_clone)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose([*stats.values()], expected_stats, rtol=1e-12)
@@ -312,11 +313,8 @@ def test_auxiliary_losses_are_those_of_a_loop(beta_clone, tiny_procgen):
 
 def test_cloning_of_the_same_policy_costs_nothing(tiny_procgen):
     logits, zero = torch.randn(5, 15), torch.zeros(5)
-    mb = {
-        "logits": logits + 3.0,
-        "returns": zero,
-    }  # a constant more in all logits is the same policy
-    _, stats = ppg.aux_loss(logits, zero, zero, mb, tiny_procgen(ppg))
+    mb = {"obs": None, "logits": logits + 3.0, "returns": zero}  # plus a constant: the same policy
+    _, stats = ppg.aux_loss(lambda obs: (logits, zero, zero), mb, tiny_procgen(ppg))
     kl_loss, *others = stats.values()
     assert abs(kl_loss) < 1e-6 and others == [0, 0]
 
@@ -341,7 +339,7 @@ def test_which_loss_trains_which_network(arch, value_trains, tiny_procgen):
     names = ["network", "value_network", "actor", "critic", "aux_critic"]
     modules = {name: getattr(agent, name) for name in names if getattr(agent, name) is not None}
     mb = aux_batch(4)
-    logits, value, aux_value = agent.all_heads(mb["obs"])
+    logits, value, aux_value = agent(mb["obs"])
     trained = {}
     for what, output in {"policy": logits, "value": value, "auxiliary": aux_value}.items():
         loss = (output.squeeze() - 1.0).square().mean()
@@ -375,7 +373,7 @@ def test_auxiliary_phase_trains_the_trunk_through_the_auxiliary_head(tiny_procge
     torch.manual_seed(0)
     args = tiny_procgen(ppg, beta_clone=0.0)
     agent = agent_of(ppg, args)
-    ppg.accumulate(ppg.minibatch_aux_loss, agent, aux_batch(16), 16, args)
+    ppg.accumulate(ppg.aux_loss, agent, aux_batch(16), 16, args)
     assert trained_by_its_gradient(agent) == {"network", "critic", "aux_critic"}
 
 
@@ -390,7 +388,7 @@ def test_parts_of_a_minibatch_add_up_to_its_gradient(phase, size, sizes, tiny_pr
     agent = agent_of(script, args)
     mb = aux_batch(16) if phase == "auxiliary" else policy_batch(agent, 16)
     rest = (args,) if phase == "auxiliary" else (torch.tensor(0.2), args)
-    loss_of = ppg.minibatch_aux_loss if phase == "auxiliary" else script.minibatch_loss
+    loss_of = ppg.aux_loss if phase == "auxiliary" else script.minibatch_loss
     loss, expected = loss_of(agent, mb, *rest)
     params = [p for name, p in agent.named_parameters() if "aux" not in name or phase != "policy"]
     grads = torch.autograd.grad(loss, params)
@@ -527,7 +525,7 @@ def test_episodes_end_in_the_step_that_starts_the_next(tiny_procgen, tmp_path):
 @needs_procgen
 @scripts
 def test_only_games_on_the_schedule_are_recorded(script, tiny_procgen, tmp_path):
-    """Games 0, 1 and 8 of nine, a frame for each step; the frames of others are not even kept."""
+    """Games 0, 1 and 8 of nine, a frame for each step, of the first environment alone."""
     pytest.importorskip("moviepy")
     args = tiny_procgen(script, env_id="bossfight", num_envs=2, capture_video=True)
     envs, rng, kept, game = (
@@ -538,11 +536,11 @@ def test_only_games_on_the_schedule_are_recorded(script, tiny_procgen, tmp_path)
     )
     envs.reset()
     while game < 9:
-        kept[game, envs.frames is not None] += 1
-        for frame in envs.frames or []:  # enlarged later, and no view of all games
-            assert frame.nbytes == 64 * 64 * 3 and frame.base is None
-        _, _, terminated, _, _ = envs.step(rng.integers(0, 15, 2))
+        kept[game, envs.recording] += 1
+        obs, _, terminated, _, _ = envs.step(rng.integers(0, 15, 2))
         game += terminated[0]
+        for frame in envs.recorded_frames[-1:]:
+            np.testing.assert_array_equal(frame[::4, ::4], obs[0])
     envs.close()
     assert set(kept) == {(game, game in (0, 1, 8)) for game in range(9)}
     names = [f"rl-video-episode-{k}.mp4" for k in (0, 1, 8)]
@@ -767,7 +765,7 @@ def test_advantages_are_normalized_over_the_whole_batch(run_procgen_fast, spy):
 
 def openai_losses(agent, mb) -> torch.Tensor:
     """The policy-phase loss of openai/phasic-policy-gradient, from its hyperparameters."""
-    logits, value = agent(mb["obs"])
+    logits, value, *_ = agent(mb["obs"])
     policy = torch.distributions.Categorical(logits=logits)
     ratio, advantages = (policy.log_prob(mb["actions"]) - mb["logprobs"]).exp(), mb["advantages"]
     gain = torch.minimum(advantages * ratio, advantages * ratio.clamp(0.8, 1.2)).mean()
@@ -843,7 +841,7 @@ def test_auxiliary_phase_visits_every_stored_rollout_six_times(
     """The published 32 iterations and 6 passes of 4 rollouts a minibatch; a shorter run; 2.5
     phases.
     """
-    calls, gae_calls = spy(ppg, "minibatch_aux_loss"), spy(ppg, "gae")
+    calls, gae_calls = spy(ppg, "aux_loss"), spy(ppg, "gae")
     published, defaults = {"n_iteration": 32, "e_auxiliary": 6, "num_aux_rollouts": 4}, ppg.Args()
     assert all(getattr(defaults, name) == value for name, value in published.items())
     size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 8 * iterations}
@@ -874,7 +872,7 @@ def test_auxiliary_phase_visits_every_stored_rollout_six_times(
 
 def test_old_policy_is_that_of_the_end_of_the_policy_phase(run_procgen_fast, spy):
     """Also in the second phase, and in every minibatch, whatever the auxiliary steps did since."""
-    calls, aux_calls = spy(ppg, "minibatch_loss"), spy(ppg, "minibatch_aux_loss")
+    calls, aux_calls = spy(ppg, "minibatch_loss"), spy(ppg, "aux_loss")
     run_procgen_fast(ppg, total_timesteps=256, init="torch", learning_rate=5e-3)
     assert len(calls) == 8 and len(aux_calls) == 2 * 2 * 2
     for phase in range(2):
@@ -936,7 +934,7 @@ def test_commands_of_cleanrl_are_accepted():
 @pytest.mark.parametrize("every, phases", [(0, [1, 2, 3]), (2, [1, 3]), (3, [1, 2]), (1, [])])
 def test_skipped_auxiliary_phases(every, phases, run_procgen_fast, spy):
     """Three phases of two iterations, the last one of one: what is skipped is not stored either."""
-    calls, stored = spy(ppg, "minibatch_aux_loss"), spy(ppg, "make_rollouts")
+    calls, stored = spy(ppg, "aux_loss"), spy(ppg, "make_rollouts")
     size = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 5 * 16, "e_auxiliary": 1}
     result = run_procgen_fast(ppg, skip_aux_every=every, **size)
     assert len(calls) == sum({1: 2, 2: 2, 3: 1}[phase] for phase in phases)
@@ -965,7 +963,7 @@ def test_annealing_over_the_whole_run_and_the_rate_of_the_auxiliary_phase(
 def test_auxiliary_losses_are_logged_as_means_over_all_minibatches(
     run_procgen_fast, spy, optimizer_steps
 ):
-    calls = spy(ppg, "minibatch_aux_loss")
+    calls = spy(ppg, "aux_loss")
     # two phases, the second one of one iteration
     result = run_procgen_fast(ppg, total_timesteps=192, env_id="bossfight", max_grad_norm=0.0)
     scalars = scalars_of(result["run_dir"])
@@ -988,7 +986,7 @@ def test_progress_of_the_auxiliary_phase(run_procgen_fast, monkeypatch):
 
     def watched(*args, **options):
         bars.append(tqdm(*args, **options | {"disable": True}))
-        bars[-1].shown = args and (len(args[0]), args[1])
+        bars[-1].shown = args and (len(args[0]), options["desc"])
         return bars[-1]
 
     monkeypatch.setattr(ppg, "tqdm", watched)
@@ -999,7 +997,7 @@ def test_progress_of_the_auxiliary_phase(run_procgen_fast, monkeypatch):
 @pytest.mark.parametrize("bf16", [True, False])
 def test_bf16_is_for_all_that_the_network_computes(bf16, run_procgen_fast, monkeypatch):
     """Rollouts, both phases and the old policy."""
-    types, seen = Counter(), ppg.Agent.all_heads
+    types, seen = Counter(), ppg.Agent.forward
 
     def watched(agent, obs):
         hook = agent.network.register_forward_hook(lambda *args: types.update([args[2].dtype]))
@@ -1007,7 +1005,7 @@ def test_bf16_is_for_all_that_the_network_computes(bf16, run_procgen_fast, monke
         hook.remove()
         return result
 
-    monkeypatch.setattr(ppg.Agent, "all_heads", watched)
+    monkeypatch.setattr(ppg.Agent, "forward", watched)
     run_procgen_fast(ppg, bf16=bf16)
     assert set(types) == {torch.bfloat16 if bf16 else torch.float32} and sum(types.values()) > 40
 
@@ -1017,7 +1015,7 @@ def test_losses_of_an_auxiliary_pass_that_are_not_finite_stop_the_run(
     bad, run_procgen_fast, monkeypatch
 ):
     """In the pass in which they occur; the checkpoint is that of the pass before."""
-    original, calls = ppg.minibatch_aux_loss, []
+    original, calls = ppg.aux_loss, []
 
     def poisoned(*args):
         calls.append(1)
@@ -1025,7 +1023,7 @@ def test_losses_of_an_auxiliary_pass_that_are_not_finite_stop_the_run(
         factor = math.nan if len(calls) == 2 * bad else 1.0  # the last minibatch of a pass
         return loss, {name: stat * factor for name, stat in stats.items()}
 
-    monkeypatch.setattr(ppg, "minibatch_aux_loss", poisoned)
+    monkeypatch.setattr(ppg, "aux_loss", poisoned)
     with pytest.raises(ppg.UserError, match=f"auxiliary pass {bad} of 3.*iteration 2.*nan"):
         run_procgen_fast(ppg, e_auxiliary=3)
     checkpoint = torch.load(next(Path().glob("runs/*/checkpoint.pt")), weights_only=True)
@@ -1140,21 +1138,21 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
     """Phases after iterations 2 and 4, of 3 passes with 2 minibatches each."""
     whole = run_procgen_fast(ppg, **KILLED_RUN)["run_dir"]
     kills = [  # function, call, then (iteration, passes) of the checkpoint
-        ("minibatch_aux_loss", 2, (1, 0)),  # pass 1
-        ("minibatch_aux_loss", 4, (1, 1)),  # pass 2
+        ("aux_loss", 2, (1, 0)),  # pass 1
+        ("aux_loss", 4, (1, 1)),  # pass 2
         ("save_checkpoint", 1, (1, 1)),  # that of pass 2
-        ("minibatch_aux_loss", 3, (1, 2)),  # pass 3
+        ("aux_loss", 3, (1, 2)),  # pass 3
         ("minibatch_loss", 1, (1, 2)),  # iteration 2, once more
         ("save_checkpoint", 1, (1, 2)),  # that after the phase
         ("gae", 2, (2, 0)),  # iteration 3
-        ("minibatch_aux_loss", 5, (3, 2)),  # pass 3 of the second phase
+        ("aux_loss", 5, (3, 2)),  # pass 3 of the second phase
     ]
     run_dir = None
     for name, n, kept in kills:
         run_dir = kill(name, n, run_procgen_fast, run_dir)
         checkpoint = checkpoint_of(run_dir)
-        passes = checkpoint["paused"]["passes"] if checkpoint["paused"] else []
-        assert (checkpoint["iteration"], len(passes)) == kept, (name, n)
+        passes = checkpoint["paused"]["passes"] if checkpoint["paused"] else 0
+        assert (checkpoint["iteration"], passes) == kept, (name, n)
         if kept[0] == 2:  # nothing of the phase before is needed
             (run_dir / "rollouts.bin").write_bytes(b"garbage")
     spent = checkpoint["paused"]["seconds"]
@@ -1174,9 +1172,9 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
 def test_passes_of_another_policy_are_not_skipped(run_procgen_fast):
     """As after a replay that did not come out the same, on a GPU or with other threads."""
     whole = run_procgen_fast(ppg, **KILLED_RUN)["run_dir"]
-    run_dir = kill("minibatch_aux_loss", 4, run_procgen_fast, None)
+    run_dir = kill("aux_loss", 4, run_procgen_fast, None)
     checkpoint = checkpoint_of(run_dir)
-    assert len(checkpoint["paused"]["passes"]) == 1
+    assert checkpoint["paused"]["passes"] == 1
     checkpoint["paused"]["cloned"] += 1e-6
     checkpoint["paused"]["agent"] = {}  # which cannot be loaded
     ppg.save_checkpoint(run_dir, checkpoint)

@@ -119,7 +119,7 @@ class Atari(frozen.Atari):
 
 
 class Lstm(frozen.Lstm):
-    """As Atari; `remember` is one call of the LSTM over the sequences of split_episodes."""
+    """As Atari; `run_lstm` is one call of the LSTM over the sequences of split_episodes."""
 
     loss = Atari.loss
 
@@ -133,7 +133,7 @@ class Lstm(frozen.Lstm):
         batch = frozen.tensors(batch)
         every = torch.arange(batch["state"].shape[1])
         indices, *sequences = self.sequences(batch, every, self.args(**flags))
-        hidden = agent.remember(agent.encode(batch["obs"][indices]), *sequences)
+        hidden = agent.run_lstm(agent.encode(batch["obs"][indices]), *sequences)
         out = agent.evaluate_actions(hidden, batch["actions"][indices])
         back = indices.argsort()
         return {name: x[back] for name, x in zip(("logprob", "entropy", "value"), out)}
@@ -146,7 +146,7 @@ class Lstm(frozen.Lstm):
             clip = torch.tensor(float(clip_coef[epoch]))
             for envs in torch.from_numpy(rows):
                 indices, *sequences = self.sequences(batch, envs, args)
-                hidden = agent.remember(agent.encode(batch["obs"][indices]), *sequences)
+                hidden = agent.run_lstm(agent.encode(batch["obs"][indices]), *sequences)
                 keep = batch["valid"][indices] == 1
                 mb = {k: b[indices[keep]] for k, b in batch.items() if k != "state"}
                 mb["hidden"] = hidden[keep]
@@ -332,13 +332,14 @@ class Ppg(Procgen):
     """Two optimizers with aux_adam."""
 
     def forward(self, agent, batch, **flags):
-        heads = agent.all_heads(torch.from_numpy(batch["obs"]))
+        heads = agent(torch.from_numpy(batch["obs"]))
         more = {"logits": heads[0], "aux_value": heads[2]}
         return super().forward(agent, batch, **flags) | more
 
     def aux_loss(self, logits, value, aux_value, old_logits, returns, beta_clone):
-        mb, args = {"logits": old_logits, "returns": returns}, self.args(beta_clone=beta_clone)
-        return self.script.aux_loss(logits, value, aux_value, mb, args)
+        mb = {"obs": None, "logits": old_logits, "returns": returns}
+        agent = lambda obs: (logits, value, aux_value)  # noqa: E731
+        return self.script.aux_loss(agent, mb, self.args(beta_clone=beta_clone))
 
     def phases(self, agent, batch, minibatches, lr, clip_coef, aux_minibatches=(), **flags):
         args, metrics = self.args(**flags), []
@@ -355,7 +356,7 @@ class Ppg(Procgen):
         optimizers[-1].param_groups[0]["lr"] = float(lr[-1])
         for rows in aux_minibatches:
             mb = {name: batch[name][rows] for name in ("obs", "logits", "returns")}
-            loss_of = self.script.minibatch_aux_loss
+            loss_of = self.script.aux_loss
             metrics.append(self.step(optimizers[-1], loss_of, agent, mb, args))
         names = frozen.AUX_STATS if metrics else []
         more = {f"aux_{name}": np.array([each[name] for each in metrics]) for name in names}
