@@ -29,8 +29,7 @@ def finished(run_dir: Path) -> dict:
     checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
     args, iteration = checkpoint["args"], checkpoint["iteration"]
     num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    waiting = checkpoint.get("stored")  # rollouts for PPG's last auxiliary phase
-    if iteration < num_iterations or waiting:
+    if iteration < num_iterations:
         done = f"iteration {iteration} of {num_iterations}"
         print(f"{run_dir} is not finished: {done}", file=sys.stderr)
         sys.exit(3)
