@@ -1322,7 +1322,7 @@ class Quarters(gym.vector.VectorEnv):
     steps, 1 for a hit.
     """
 
-    def __init__(self, args, video_dir, seed: int):
+    def __init__(self, args, seed: int):
         self.num_envs, self.rng, self.t = (
             args.num_envs,
             np.random.default_rng(seed),
