@@ -677,7 +677,8 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
     free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
-    free += ["env_backend"] * bool(args.evaluate)
+    if args.evaluate:
+        free.append("env_backend")
     annealed = old["anneal_lr"] or old["anneal_clip"]
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
@@ -714,8 +715,7 @@ def check_args(args: Args) -> None:
         given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
         known = args.noop_max >= 1 and args.frame_skip >= 2
         require(known, f"{given} need {readable}: EnvPool takes at least 1 and 2")
-        none = not args.capture_video
-        require(none, f"--capture-video needs {readable}: EnvPool shows no frames")
+        require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -749,9 +749,10 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
 
 def all_gather(value) -> list:
     """The values of all processes, by rank."""
-    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if len(values) > 1:
-        dist.all_gather_object(values, value)
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -1052,7 +1053,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        time.sleep(10 * (os.environ.get("LOCAL_RANK", "0") != "0"))  # the first one's comes first
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(10)  # torchrun shows and ends all at the first error: let it be rank 0's
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 

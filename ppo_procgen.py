@@ -587,9 +587,10 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
 
 def all_gather(value) -> list:
     """The values of all processes, by rank."""
-    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
-    if len(values) > 1:
-        dist.all_gather_object(values, value)
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -811,7 +812,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit("stopped")
     except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        time.sleep(10 * (os.environ.get("LOCAL_RANK", "0") != "0"))  # the first one's comes first
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(10)  # torchrun shows and ends all at the first error: let it be rank 0's
         sys.exit(f"error: {' '.join(str(error).split())}")
 
 
