@@ -665,9 +665,10 @@ def compiled(function, device: torch.device, example: tuple):
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        result = graph(*example)[0]
-        if result.requires_grad:
-            result.sum().backward()  # zero_grad drops this gradient
+        for _ in range(2):  # a CUDA graph is made in the second call
+            result = graph(*example)[0]
+            if result.requires_grad:  # keep no gradient: the next graph takes its memory
+                torch.autograd.grad(result.sum(), example[0].parameters(), allow_unused=True)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)

@@ -69,10 +69,14 @@ def run(command: list[str], folder: str) -> dict:
         wall = time.perf_counter() - start
         over.set()
         process.returncode = os.waitstatus_to_exitcode(status)
+        log.seek(0)
+        lines = log.readlines()
         if process.returncode:
-            log.seek(0)
-            end = "".join(log.readlines()[-20:])
+            end = "".join(lines[-20:])
             sys.exit(f"{end}error: exit code {process.returncode}: {shlex.join(command)}")
+        eager = [line for line in lines if "cannot be compiled here and runs eagerly" in line]
+        if eager:  # --no-compile says what such a row is
+            sys.exit(f"error: not what its flags say: {eager[0].strip()}")
     unit = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes or in kB
     card = {"card_mb": max(seen) - sum(before)} if seen else {}
     return {"wall_seconds": wall, "peak_mb": usage.ru_maxrss / unit} | card

@@ -375,10 +375,10 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=930,  # the design has 820, 450 and 260, and 50 more for several processes
+    lines=931,  # the design has 820, 450 and 260, and 50 more for several processes
     loop_before=431,
-    plumbing=370,
-    changed=648,
+    plumbing=371,
+    changed=649,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -442,9 +442,9 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1062,  # the design has 900, 500 and 280, and 50 more for several processes
+    lines=1063,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=505,
-    plumbing=413,
+    plumbing=414,
     changed=288,
     different={
         "Args": "memory, hidden velocities",
@@ -572,9 +572,9 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=821,  # the design has 740, 370 and 260, and 50 more for several processes
+    lines=822,  # the design has 740, 370 and 260, and 50 more for several processes
     loop_before=362,
-    plumbing=328,
+    plumbing=329,
     changed=551,
     different={
         "Args": "the flags of the details",
@@ -624,9 +624,9 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1008,  # the design has 860, 420 and 270, and 50 more for several processes
+    lines=1009,  # the design has 860, 420 and 270, and 50 more for several processes
     loop_before=427,
-    plumbing=367,
+    plumbing=368,
     changed=271,
     different={
         "Args": "the flags of the details",

@@ -927,3 +927,10 @@ def test_short_windows_and_busy_machines_are_refused(measured, copy):
     measured("--max-load", "1000", "--short", NAME="short")
     facts = results.read_facts(copy / "benchmark" / "results" / "speed" / "short.csv")
     assert facts["short"] == "yes"
+
+
+def test_the_speed_of_what_was_not_compiled_is_refused(measured, copy):
+    said = "act cannot be compiled here and runs eagerly: no compiler"
+    (copy / "ours.py").write_text(FAKE.replace("SECONDS", "2") + f"print({said!r})\n")
+    assert f"error: not what its flags say: {said}" in measured("--max-load", "1000", code=1)
+    assert not (copy / "benchmark" / "results").exists()
