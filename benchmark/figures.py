@@ -10,7 +10,14 @@ import pandas as pd  # noqa: E402
 from ablation import DETAILS, FLAGS_ALONE, STUDY, effects, published_study, study_environments  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from recipes import HERE, recipes_of  # noqa: E402
-from results import groups_of, peers, published, read_curve, read_runs  # noqa: E402
+from results import (  # noqa: E402
+    groups_of,
+    peers,
+    published,
+    published_curves,
+    read_curve,
+    read_runs,
+)
 from stats import FEWEST, mean_interval  # noqa: E402
 from timing import races  # noqa: E402
 
@@ -19,6 +26,7 @@ DPI = 160
 WIDTH = 9  # inches: a point is about a pixel of a README
 TITLE, TEXT, SMALL = 12, 11, 9.5
 PEER_COLOURS = ["black", "#8c564b", "#e377c2"]
+CURVE_COLOURS = ["#17becf", "#bcbd22"]  # of published curves
 BEST = "best published, see the table"
 TIME = "time_to_score"
 
@@ -109,6 +117,14 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float)
         colour = "#7f7f7f" if label == BEST else colour
         seen += draw_published(ax, figures, colour)
         entries[label, colour] = None
+    if x == "step":
+        first = of_env.iloc[0]
+        curves = published_curves(folder, first["env"], int(first["total_timesteps"]))
+        for (label, points), colour in zip(curves.items(), CURVE_COLOURS):
+            how = {"linestyle": "--", "linewidth": 1.3, "marker": "o", "markersize": 3.5}
+            ax.plot(points["step"] / unit, points["mean"], color=colour, zorder=1, **how)
+            entries[label, colour] = None
+            seen += [points["mean"].min(), points["mean"].max()]
     limits(ax, seen)
     ax.set_title(two_lines(of_env["env"].iloc[0]), fontsize=TITLE)
     return entries

@@ -681,6 +681,26 @@ def test_a_legend_has_seeds_and_one_colour_for_each_entry():
     assert len({handle.get_color() for handle in handles}) == 3
 
 
+def test_published_curves_are_drawn_as_far_as_runs_go():
+    figures = import_module("figures")
+    curves = results.published_curves("procgen_short_patch", "starpilot", 1_015_808)
+    assert list(curves) == ["openai/train-procgen easy-all, 3 runs"]
+    assert curves["openai/train-procgen easy-all, 3 runs"]["step"].tolist() == [507904, 1015808]
+    for folder, env in (("atari", "Gravitar-v5"), ("mujoco", "Hopper-v4")):
+        assert results.published_curves(folder, env, 10**7) == {}
+    runs = results.read_runs("atari_fast")
+    fig, ax = figures.plt.subplots()
+    entries = figures.draw_environment(ax, "atari_fast", runs, "step", 1e6)
+    labels = [label for label, _ in entries]
+    assert labels[-2:] == [
+        "openai/baselines ppo2 (benchmarks_atari10M), 6 runs",
+        "SB3 (rl-zoo), 1 run",
+    ]
+    drawn = [line.get_xdata().tolist() for line in ax.lines if line.get_marker() == "o"]
+    assert [len(points) for points in drawn] == [4, 4] and drawn[1] == [0.4, 1, 2, 3]
+    figures.plt.close(fig)
+
+
 # -- statistics --
 @pytest.mark.parametrize("n", [2, 5, 10, 30])
 def test_interval_is_students(n):
