@@ -1,4 +1,4 @@
-"""results/*/*/*.csv and published.csv as tables of pandas."""
+"""results/*/*/*.csv, published.csv and published_curves.csv as tables of pandas."""
 
 import sys
 from functools import cache
@@ -92,6 +92,20 @@ def published(folder: str, env_id: str = "", steps: int = 0) -> pd.DataFrame:
     if env_id:
         rows = rows[(rows["env"] == env_id.rsplit("-", 1)[0]) & (rows["steps"] == steps)]
     return rows
+
+
+def published_curves(folder: str, env_id: str, steps: int) -> dict[str, pd.DataFrame]:
+    """Label -> published points of an environment (of any version), as far as runs of `steps` go.
+
+    Their runs may be longer, and then anneal their learning rate to a later end.
+    """
+    rows = pd.read_csv(HERE / "published_curves.csv")
+    rows = rows[rows["task_suite"] == folder.split("_")[0]]
+    rows = rows[(rows["env"] == env_id.rsplit("-", 1)[0]) & (rows["step"] <= 1.02 * steps)]
+    found = {}
+    for (source, seeds), points in groups_of(rows, "source", "seeds"):
+        found[f"{source}, {seeds} run{'s' if seeds > 1 else ''}"] = points
+    return found
 
 
 def peers(folder: str, facts: dict) -> list[dict]:
