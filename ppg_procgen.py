@@ -310,7 +310,7 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; this is what --compile compiles."""
+    """The loss () and its diagnostics on a minibatch; --compile makes it one graph."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 

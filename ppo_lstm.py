@@ -102,7 +102,7 @@ class Args:
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # of games: fast; or readable, filmed
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
-    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
+    compile: bool = torch.cuda.is_available()  # compile encoder and loss; little use on a CPU
     bf16: bool = False  # the network below the LSTM in bfloat16; the rest stays float32
 
     # -- run --

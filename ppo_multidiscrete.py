@@ -10,7 +10,7 @@
 
 Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 38 after 0.1M steps, of 40 after 2M in 9 to 55 minutes on one core (3 seeds)
+Expect:  a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (3 seeds)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. [A09] to [X04]
          name details of "The 37 Implementation Details of PPO" as in ppo.py, [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them.

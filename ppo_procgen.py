@@ -10,8 +10,8 @@
 
 Run:     uv run ppo_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
-Expect:  on starpilot 4 after 0.5M steps and one to two hours on two cores (one seed; 4 too in
-         openai/train-procgen); published after 25M: 31 (CleanRL) to 34 (openai/train-procgen)
+Expect:  on starpilot 4 after 0.5M steps and 50 to 100 minutes on two cores (two runs; 4 too
+         in openai/train-procgen); published after 25M: 31 (CleanRL) to 34 (openai/train-procgen)
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. The ids in brackets name
          details of "The 37 Implementation Details of PPO", but [S01], which is ours and left out
          ("~"), and what PPG shares.
@@ -260,7 +260,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; this is what --compile compiles."""
+    """The loss () and its diagnostics on a minibatch; --compile makes it one graph."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 

@@ -317,7 +317,8 @@ def draw_effects() -> None:
     ax.set_yticks(range(len(found)), texts, fontsize=SMALL)
     ax.set_ylim(len(found) - 0.5, -0.5)
     ax.grid(axis="x", alpha=0.3)
-    label = "change of the return in %: mean over tasks (dot), 95% interval, each task (tick)"
+    band = ", 95% interval" if max(effect.seeds for effect in found) >= FEWEST else ""
+    label = f"change of the return in %: mean over tasks (dot){band}, each task (tick)"
     ax.set_xlabel(label, fontsize=TEXT)
     add_legend(fig, handles_of(counts), 3)
     save(fig, DETAILS)
