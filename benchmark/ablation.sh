@@ -11,6 +11,7 @@
 set -euo pipefail
 source "$(dirname "$0")/run.sh"
 recipe=${1:-}
+[[ ${2:---dry-run} == --dry-run ]] || run_suite ablation "$recipe" "$2" # says how it is used
 case $recipe in
 "" | --dry-run) read -rd "" -a recipes < <(recipes_of ablation) || true ;;
 study) recipes=(study study_humanoid) ;;

@@ -4,7 +4,9 @@ Run:     python benchmark/collect.py runs/HalfCheetah-v4__ppo_continuous_mujoco_
 Columns: step (100 points, the last one is the end of the run), return (mean of the last 100
          training episodes that ended by then, as CleanRL reports it; no point before the first
          one) and seconds of training.
-Exit code 3: the run is not finished.
+Exit code 3: the run is not finished. A run whose losses stopped being finite never will be:
+with --diverged it is a result all the same. Its final return is 0, or the mean of its last 100
+episodes if that was lower, and so is the last point of its curve.
 """
 
 import argparse
@@ -36,18 +38,30 @@ def finished(run_dir: Path) -> dict:
     return checkpoint
 
 
-def read_episodes(run_dir: Path, final_return: float) -> np.ndarray:
-    """Steps, returns and seconds (3, episodes), of which the last returns have this mean."""
+def read_episodes(run_dir: Path) -> np.ndarray:
+    """Steps, returns and seconds (3, episodes)."""
     with open(run_dir / "episodes.csv") as file:
         columns = ("step", "return", "seconds")
         rows = [[float(row[name]) for name in columns] for row in csv.DictReader(file)]
-    if not rows:
+    return np.array(rows).reshape(-1, 3).T
+
+
+def check_episodes(run_dir: Path, episodes: np.ndarray, final_return: float) -> None:
+    """The last returns have this mean."""
+    if not episodes.size:
         sys.exit(f"error: {run_dir} has no finished episode")
-    episodes = np.array(rows).T
     if not np.isclose(final_return, episodes[1, -WINDOW:].mean(), rtol=1e-4, atol=1e-4):
         files = f"episodes.csv and checkpoint.pt of {run_dir}"
         sys.exit(f"error: {files} disagree on the last {WINDOW} returns")
-    return episodes
+
+
+def diverged(run_dir: Path, episodes: np.ndarray) -> dict:
+    """What stands for the checkpoint of a run whose losses stopped being finite."""
+    last = episodes[:, -1] if episodes.size else np.zeros(3)
+    worst = min(0.0, float(episodes[1, -WINDOW:].mean())) if episodes.size else 0.0
+    args = json.loads((run_dir / "config.json").read_text())["args"]
+    checkpoint = {"args": args, "global_step": int(last[0]), "seconds": float(last[2])}
+    return checkpoint | {"recent_returns": [worst], "diverged": True}
 
 
 def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> float:
@@ -59,7 +73,7 @@ def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> 
     """
     iterations = (episodes[0].astype(int) - 1) // batch_size
     means = [episodes[1, iterations == i].mean() for i in np.unique(iterations)[-last:]]
-    return float(np.mean(means))
+    return float(np.mean(means or [0.0]))
 
 
 def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
@@ -68,6 +82,12 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
     source = run_dir / Path(program).name  # the copy that the run made of the file that ran
+    final_return = float(np.mean(checkpoint["recent_returns"]))
+    of_iterations = mean_of_iterations(episodes, args["num_envs"] * args["num_steps"])
+    end = {}
+    if "diverged" in checkpoint:
+        of_iterations = min(0.0, of_iterations)
+        end = {"diverged": f"losses not finite after {checkpoint['global_step']} steps"}
     return {
         "script": Path(program).stem,
         "env": args["env_id"],
@@ -86,8 +106,9 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "steps": checkpoint["global_step"],
         "seconds": round(checkpoint["seconds"], 2),
         "episodes": episodes.shape[1],
-        "final_return": float(np.mean(checkpoint["recent_returns"])),
-        "return_of_iterations": mean_of_iterations(episodes, args["num_envs"] * args["num_steps"]),
+        "final_return": final_return,
+        "return_of_iterations": of_iterations,
+        **end,
     }
 
 
@@ -102,13 +123,19 @@ def curve_of(facts: dict, episodes: np.ndarray) -> list[str]:
     for step, n, at in zip(grid, ended, clock):
         if n:
             rows.append(f"{step},{returns[max(0, n - WINDOW) : n].mean():.6g},{at:.1f}")
+    if "diverged" in facts:
+        rows[-1:] = [f"{facts['steps']},{facts['final_return']:.6g},{facts['seconds']:.1f}"]
     return rows
 
 
-def collect(run_dir: Path, suite: str | None = None) -> Path:
+def collect(run_dir: Path, suite: str | None = None, has_diverged: bool = False) -> Path:
     """Write the results file of a run; never over another run's."""
-    checkpoint = finished(run_dir)
-    episodes = read_episodes(run_dir, float(np.mean(checkpoint["recent_returns"])))
+    episodes = read_episodes(run_dir)
+    if has_diverged:
+        checkpoint = diverged(run_dir, episodes)
+    else:
+        checkpoint = finished(run_dir)
+        check_episodes(run_dir, episodes, float(np.mean(checkpoint["recent_returns"])))
     facts = facts_of(run_dir, checkpoint, episodes)
     top = [f"# {name}: {value}" for name, value in facts.items()]
     text = "\n".join([*top, "step,return,seconds", *curve_of(facts, episodes)]) + "\n"
@@ -132,6 +159,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--suite", help="folder of results/ (default: the script's last word)")
+    diverged_help = "their losses stopped being finite"
+    parser.add_argument("--diverged", action="store_true", help=diverged_help)
     options = parser.parse_args()
     for path in options.run_dirs:
-        collect(path, options.suite)
+        collect(path, options.suite, options.diverged)

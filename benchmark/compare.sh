@@ -12,6 +12,11 @@ source "$(dirname "$0")/run.sh"
 [[ ! ${SUFFIX:-} ]] || { echo "error: no SUFFIX here: names hold what is compared" >&2; exit 2; }
 check_flags "${scripts[@]}"
 
+[[ ! " ${flags[*]} " =~ \ --(seed|exp[-_]name|env[-_]id|total[-_]timesteps|resume|evaluate)[\ =] ]] || {
+    echo "error: no ${BASH_REMATCH[0]:1:-1} here: SEEDS, ENVS and STEPS say which runs" >&2
+    exit 2
+}
+
 names=()
 for script in "${scripts[@]}"; do
     digest=$({ cat "$script"; echo "${flags[*]} $STEPS"; } | sha256sum)

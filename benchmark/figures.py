@@ -7,7 +7,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from ablation import DETAILS, FLAGS_ALONE, STUDY, effects, published_study, study_environments  # noqa: E402
+from ablation import (  # noqa: E402
+    DETAILS,
+    FLAGS_ALONE,
+    STUDY,
+    baseline_spread,
+    effects,
+    published_study,
+    study_environments,
+)
 from matplotlib.lines import Line2D  # noqa: E402
 from recipes import HERE, recipes_of  # noqa: E402
 from results import (  # noqa: E402
@@ -112,19 +120,20 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float)
         draw_recipe(ax, grid / unit, y, colour)
         entries[group["label"].iloc[0], colour] = len(group)
         seen += [y.min(), y.max()]
+    first = of_env.iloc[0]
+    curves = published_curves(folder, first["env"], int(first["total_timesteps"]))
     lines = published_lines(folder, of_env)
+    if curves:
+        lines.pop(BEST, None)
     for (label, figures), colour in zip(lines.items(), PEER_COLOURS):
         colour = "#7f7f7f" if label == BEST else colour
         seen += draw_published(ax, figures, colour)
         entries[label, colour] = None
-    if x == "step":
-        first = of_env.iloc[0]
-        curves = published_curves(folder, first["env"], int(first["total_timesteps"]))
-        for (label, points), colour in zip(curves.items(), CURVE_COLOURS):
-            how = {"linestyle": "--", "linewidth": 1.3, "marker": "o", "markersize": 3.5}
-            ax.plot(points["step"] / unit, points["mean"], color=colour, zorder=1, **how)
-            entries[label, colour] = None
-            seen += [points["mean"].min(), points["mean"].max()]
+    for (label, points), colour in zip(curves.items(), CURVE_COLOURS):
+        how = {"linestyle": "--", "linewidth": 1.3, "marker": "o", "markersize": 3.5}
+        ax.plot(points["step"] / unit, points["mean"], color=colour, zorder=1, **how)
+        entries[label, colour] = None
+        seen += [points["mean"].min(), points["mean"].max()]
     limits(ax, seen)
     ax.set_title(two_lines(of_env["env"].iloc[0]), fontsize=TITLE)
     return entries
@@ -293,7 +302,10 @@ FAMILY_COLOURS = ["#1f77b4", "#2ca02c", "#9467bd", "#d62728", "#8c8c8c"]
 
 
 def draw_effects() -> None:
-    """A line for each change, sorted within its family: mean over tasks, band, tasks as dots."""
+    """A line for each change, sorted within its family: mean over tasks, band, tasks as ticks.
+
+    Above them the seeds of the baseline, whose luck is in all lines.
+    """
     found = effects()
     if not found:
         return (FIGURES / f"{DETAILS}.png").unlink(missing_ok=True)
@@ -302,6 +314,8 @@ def draw_effects() -> None:
     found.sort(key=lambda effect: (names.index(family[id(effect)]), -effect.mean))
     fig, ax = plt.subplots(figsize=(WIDTH, 0.27 * len(found) + 1.6))
     counts = {}
+    spread = [100 * share for share in baseline_spread()]
+    ax.plot(spread, [-1] * len(spread), "|", color="black")
     for i, effect in enumerate(found):
         name = family[id(effect)]
         colour = FAMILY_COLOURS[names.index(name)]
@@ -314,8 +328,9 @@ def draw_effects() -> None:
         counts.setdefault((name, colour), []).append(effect.seeds)
     ax.axvline(0, color="black", linewidth=1)
     texts = [f"{effect.detail} {effect.text}".strip() for effect in found]
-    ax.set_yticks(range(len(found)), texts, fontsize=SMALL)
-    ax.set_ylim(len(found) - 0.5, -0.5)
+    texts = ["published, each seed", *texts]
+    ax.set_yticks(range(-1, len(found)), texts, fontsize=SMALL)
+    ax.set_ylim(len(found) - 0.5, -1.5)
     ax.grid(axis="x", alpha=0.3)
     band = ", 95% interval" if max(effect.seeds for effect in found) >= FEWEST else ""
     label = f"change of the return in %: mean over tasks (dot){band}, each task (tick)"

@@ -36,7 +36,7 @@ def patched(patch: Path, folder: Path) -> Path:
     original = ROOT / original_of(patch)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         made = Path(temporary) / script.name
-        command = ["patch", "--batch", "--silent", "--fuzz=0", "--reject-file=-"]
+        command = ["patch", "--force", "--silent", "--fuzz=0", "--reject-file=-"]
         command += [f"--output={made}", original, patch]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

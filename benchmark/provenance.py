@@ -47,6 +47,8 @@ def problems(facts: dict) -> list[str]:
     found = []
     if "command" in facts and name_in_command(facts) != facts["exp"]:
         found.append("name edited by hand")
+    if not facts["commit"]:
+        found.append("no commit")
     if commit_of(facts) in unknown_commits():
         found.append("commit unknown")
     if facts["commit"].endswith("-dirty"):
@@ -81,7 +83,7 @@ def history_is_whole() -> bool:
 
 def missing_commits() -> set[str]:
     """The commits of results files that git does not find."""
-    commits = {commit_of(read_facts(path)) for path in result_files()}
+    commits = {commit_of(read_facts(path)) for path in result_files()} - {""}
     return {name for name in commits if git("cat-file", "-e", f"{name}^{{commit}}").returncode}
 
 

@@ -87,7 +87,7 @@ def figures_of(only: str | None) -> list[str]:
     from figures import FIGURES, TIME
 
     names = {*folders(), TIME, *(path.stem for path in FIGURES.glob("*.png"))}
-    wanted = TIME if only == "time" else only
+    wanted = {"time": TIME, "effects": DETAILS}.get(only, only)
     return sorted(name for name in names if only is None or name == wanted)
 
 

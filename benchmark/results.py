@@ -1,9 +1,11 @@
 """results/*/*/*.csv, published.csv and published_curves.csv as tables of pandas."""
 
+import json
 import sys
 from functools import cache
 from pathlib import Path
 
+import have
 import pandas as pd
 from recipes import HERE, SCRIPTS, SUFFIX, recipes_of
 
@@ -46,13 +48,14 @@ def read_runs(folder: str) -> pd.DataFrame:
         facts = read_facts(path)
         numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
         numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))  # newer
+        numbers["diverged"] = "diverged" in facts
         rows.append({"folder": folder, "path": path} | facts | numbers)
     if not rows:
         return pd.DataFrame()
     runs = pd.DataFrame(rows)
     for (env, exp), group in runs.groupby(["env", "exp"]):
-        if group["total_timesteps"].nunique() > 1:
-            sys.exit(f"error: seeds of {exp} on {env} in {folder} differ in total_timesteps")
+        if found := differing(group):
+            sys.exit(f"error: seeds of {exp} on {env} in {folder} differ in {', '.join(found)}")
     recipes = recipes_of(folder)
     known_envs = list(dict.fromkeys(published(folder)["env"]))
     known_exps = list(recipes.index)
@@ -61,6 +64,17 @@ def read_runs(folder: str) -> pd.DataFrame:
     runs["exp_place"] = [place(exp, known_exps) for exp in runs["exp"]]
     order = ["env_place", "env", "exp_place", "exp", "seed"]
     return runs.sort_values(order, ignore_index=True)
+
+
+def differing(runs: pd.DataFrame) -> list[str]:
+    """What should be the same in all runs of an experiment and, as their files say, is not."""
+    found = [] if runs["total_timesteps"].nunique() == 1 else ["total_timesteps"]
+    stored = [json.loads(args) for args in runs.get("args", pd.Series()).dropna()]
+    for name in sorted({name for args in stored for name in args} - have.FREE - {"seed"}):
+        values = {json.dumps(args[name]) for args in stored if name in args}
+        if len(values) > 1 and name not in found:
+            found.append(name)
+    return found
 
 
 def place(name: str, known: list[str]) -> int:

@@ -15,26 +15,29 @@ FAILED= # set by a run that has no result; the others go on
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file, its flags and how to start Python
-    local env=${2//[\/:]/-}
-    name=${env}__${3}__$1 csv=benchmark/results/$SUITE${SUFFIX:-}/$env/${3}__$1.csv
+ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file and log, its flags and how to start Python
+    local env=${2//[\/:]/-} folder=$SUITE${SUFFIX:-}
+    name=${env}__${3}__$1 csv=benchmark/results/$folder/$env/${3}__$1.csv log=runs/${folder}__${env}__${3}__$1.log
     read -ra python <<< "$PYTHON"
     read -ra flags <<< "$FLAGS"
     flags=(--env-id "$2" --seed "$1" --exp-name "$3" --total-timesteps "$STEPS" "${@:4}" "${flags[@]}")
 }
 
-find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint, of these flags and today's script
-    local name csv python flags file found=""
+find_run() { # SEED ENV EXP FLAGS...: its newest run directory with a checkpoint, of these flags, today's script and no other suite
+    local name csv log python flags file other others=(/dev/null) found=""
     ask "$@"
+    for other in runs/*__"$name".log; do
+        [[ $other == "$log" || ! -e $other ]] || others+=("$other")
+    done
     for file in runs/"$name"__*/checkpoint.pt; do
-        [[ ! -e $file ]] || ! "${python[@]}" benchmark/have.py "${file%/*}/config.json" "$SCRIPT" "${flags[@]}" \
-            > /dev/null || found=${file%/*}
+        [[ -e $file ]] && ! grep -qF "run: ${file%/*}, on " "${others[@]}" &&
+            "${python[@]}" benchmark/have.py "${file%/*}/config.json" "$SCRIPT" "${flags[@]}" > /dev/null && found=${file%/*}
     done
     echo "$found"
 }
 
 run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took` to the seconds of its training
-    local name csv python flags gpus command old_run message status=0 start=$SECONDS
+    local name csv log python flags gpus command old_run message lock status=0 start=$SECONDS
     ask "$@"
     if [[ -e $csv ]]; then
         message=$("${python[@]}" benchmark/have.py "$csv" "$SCRIPT" "${flags[@]}") && echo "have $csv" && return
@@ -43,6 +46,10 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
         return 1
     fi
 
+    [[ $DRY_RUN ]] || { mkdir -p runs && exec {lock}>> "$log" && flock -n "$lock"; } || { # held until the run has ended
+        echo "FAIL $name is just being run by another suite, see $log"
+        return 1
+    }
     old_run=$(find_run "$@")
     local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE${SUFFIX:-}")
     if [[ $old_run && ! $DRY_RUN ]]; then
@@ -56,15 +63,16 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
     read -ra gpus <<< "${GPUS:-}"
     [[ -z ${gpus[*]} || ${PROCESSES:-} ]] || export CUDA_VISIBLE_DEVICES=${gpus[SLOT % ${#gpus[@]}]}
     echo "run  $name${old_run:+, resumed from $old_run}"
-    mkdir -p runs
     status=0
-    "${command[@]}" > "runs/$name.log" 2>&1 || status=$?
-    if [[ $status != 0 ]]; then
-        echo "FAIL $name, exit code $status; the end of runs/$name.log:"
-        tr '\r' '\n' < "runs/$name.log" | tail -n 10
+    "${command[@]}" > "$log" 2>&1 || status=$?
+    old_run=$(sed -n 's/^run: \(.*\), on .*/\1/p' "$log")
+    if [[ $status != 0 ]] && grep -q "error: losses of " "$log"; then # they are not finite: a result, too
+        collect+=(--diverged)
+    elif [[ $status != 0 ]]; then
+        echo "FAIL $name, exit code $status; the end of $log:"
+        tr '\r' '\n' < "$log" | tail -n 10
         return 1
     fi
-    old_run=$(sed -n 's/^run: \(.*\), on .*/\1/p' "runs/$name.log")
     "${collect[@]}" "$old_run" || return
     took=$((SECONDS - start))
 }
@@ -114,7 +122,7 @@ run_plan() { # the plan on stdin: all of it with the first seed, then with the n
     [[ ! " $SEEDS" =~ [^0-9\ ]|\ 0[0-9] ]] || { echo "error: SEEDS ($SEEDS) are numbers such as 1 2 10" >&2 && exit 2; }
     export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
-    runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done)
+    runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done | awk '!seen[$0]++')
     RUNS=$(wc -l <<< "$runs") PLANNED=$((first + RUNS)) # a suite may have several plans
     if [[ ${TASK:-} ]]; then
         ((first <= TASK && TASK < PLANNED)) || return 0
@@ -172,7 +180,7 @@ plan_of() { # SUITE RECIPE: SCRIPT ENV EXP FLAGS... of each experiment, environm
 scripts_of() { # SUITE RECIPE...: their scripts, those of patches made anew
     local recipe script
     for recipe in "${@:2}"; do plan_of "$1" "$recipe"; done | awk '!seen[$1]++ { print $1 }' |
-        while read -r script; do script_of "$script"; done
+        while read -r script; do script_of "$script" || exit 1; done
 }
 
 run_in_turns() { # SUITE RECIPE...: all runs of all recipes, but the first three seeds of each before the next two of any

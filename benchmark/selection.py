@@ -1,7 +1,10 @@
 """The clean repetition of the search for a strong recipe: which candidates run in which round.
 
-python benchmark/selection.py ROUND     the seeds of a round, from 1, then what runs with each of
-                                        them: lines of SCRIPT ENV CANDIDATE FLAGS... for run.sh
+python benchmark/selection.py ROUND       the seeds of a round, from 1, then what runs with each of
+                                          them: lines of SCRIPT ENV CANDIDATE FLAGS... for run.sh
+python benchmark/selection.py known       the same for the results: the environments of the table
+python benchmark/selection.py unseen      and those that the selection has not seen
+python benchmark/selection.py newcomers   the variants that may become candidates
 
 The candidates are in selection.csv, each the strong recipe with other flags, or with a patch.
 docs/selection.md has the plan, which was fixed before the first run.
@@ -12,13 +15,23 @@ import sys
 
 import numpy as np
 import pandas as pd
-from recipes import HERE, read_recipes
+from ablation import VARIANTS, returns_of
+from recipes import HERE, environments_of, read_recipes
 from results import RESULTS, read_facts
+from stats import improvement_interval
 from tables import mean_cell, table
 
 FOLDER = "selection"
 AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
 ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
+BESIDE = ["strong", "ppo_continuous_mujoco", "no_bootstrap"]  # recipes of mujoco.sh
+FINAL = {  # seeds and environments of the results
+    "known": (
+        "201 202 203 204 205 206 207 208 209 210",
+        [*AIMS, "InvertedPendulum-v4", "Humanoid-v4"],
+    ),
+    "unseen": ("201 202 203 204 205", ["Swimmer-v4", "Reacher-v4", "Pusher-v4"]),
+}
 
 
 def candidates() -> pd.DataFrame:
@@ -81,6 +94,32 @@ def plan(round_: int) -> str:
     return "\n".join(lines)
 
 
+def final_plan(part: str) -> str:
+    """What run.sh runs when the recipe is chosen; it is named `chosen`, whatever it is."""
+    (best,) = left(len(ROUNDS))
+    recipes = read_recipes()
+    recipes = recipes[recipes["suite"] == "mujoco"].set_index("experiment")
+    rows = {"chosen": candidates().loc[best]} | {name: recipes.loc[name] for name in BESIDE}
+    seeds, envs = FINAL[part]
+    lines = [f"{r['script']} {env} {name} {r['flags']}" for env in envs for name, r in rows.items()]
+    return "\n".join([seeds, *lines])
+
+
+def newcomers() -> list[str]:
+    """The patches that are better than the recipe by the rule of the plan, the best first."""
+    recipes, returns = read_recipes(), returns_of(VARIANTS)
+    rows = recipes[recipes["folder"] == VARIANTS]
+    baseline, *patches = rows["experiment"]
+    envs, found = environments_of(rows.iloc[0]), {}
+    for exp in patches:
+        groups = [[returns.get((name, env), [])[:5] for env in envs] for name in (exp, baseline)]
+        if min(len(x) for group in groups for x in group) == 5:
+            new, old = (np.stack(group, axis=1) for group in groups)
+            value, low, _ = improvement_interval(new, old, level=0.99)
+            found |= {exp: value} if low > 0.5 else {}
+    return sorted(found, key=lambda exp: -found[exp])
+
+
 def selection_section() -> str:
     """A row for each candidate: in how many rounds it ran, its returns, its score."""
     head = ["candidate", "what", "rounds", *AIMS, "mean share of the aims"]
@@ -92,11 +131,21 @@ def selection_section() -> str:
             rounds = sum(len(found) >= len(seeds_until(n + 1)) for n in range(len(ROUNDS)))
             cells = [mean_cell(x * aim) for x, aim in zip(found.T, AIMS.values())]
             rows.append([f"`{name}`", row["what"], str(rounds), *cells, f"{found.mean():.3f}"])
-    return table(head, rows, left=2) if rows else "No runs yet."
+    if not rows:
+        return "No runs yet."
+    try:
+        end = f"Chosen: `{left(len(ROUNDS))[0]}`."
+    except ValueError as error:  # runs are missing
+        end = f"Nothing is chosen yet: {error}."
+    return f"{table(head, rows, left=2)}\n\n{end}"
 
 
 if __name__ == "__main__":
+    what = sys.argv[1]
     try:
-        print(plan(int(sys.argv[1])))
+        if what == "newcomers":
+            print(", ".join(newcomers()) or "none")
+        else:
+            print(final_plan(what) if what in FINAL else plan(int(what)))
     except ValueError as error:
         sys.exit(str(error))

@@ -79,9 +79,9 @@ def resample(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.take_along_axis(scores[None], draws, axis=1)
 
 
-def with_interval(value: float, samples: np.ndarray) -> tuple[float, float, float]:
-    """A value and the middle 95% of its bootstrap samples."""
-    low, high = np.quantile(samples, [0.025, 0.975])
+def with_interval(value: float, samples: np.ndarray, level=0.95) -> tuple[float, float, float]:
+    """A value and the middle part of its bootstrap samples."""
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return float(value), float(low), float(high)
 
 
@@ -98,8 +98,8 @@ def normalized(returns: np.ndarray, figures: list[list[dict]]) -> tuple[float, f
     return with_interval(interquartile_mean(returns / means), samples)
 
 
-def improvement_interval(new: np.ndarray, old: np.ndarray) -> tuple[float, float, float]:
-    """`improvement` and its 95% interval, seeds drawn for each task."""
+def improvement_interval(new, old, level: float = 0.95) -> tuple[float, float, float]:
+    """`improvement` and its interval, seeds drawn for each task."""
     rng = np.random.default_rng(0)
     samples = improvement(resample(new, rng), resample(old, rng))
-    return with_interval(improvement(new, old), samples)
+    return with_interval(improvement(new, old), samples, level)

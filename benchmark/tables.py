@@ -58,6 +58,13 @@ def mean_cell(x: np.ndarray) -> str:
     return f"{number(mean)} [{number(low, mean)}, {number(high, mean)}]"
 
 
+def seeds_cell(counts: list[int], diverged: int) -> str:
+    """How many seeds there are, from task to task, and how many runs ended before their time."""
+    low, high = min(counts, default=0), max(counts, default=0)
+    text = str(low) if low == high else f"{low} to {high}"
+    return f"{text}, {diverged} diverged" if diverged else text
+
+
 def best_published(folder: str, env: str, steps: int) -> str:
     """The highest mean of any source, with its source and version."""
     rows = published(folder, env, steps)
@@ -74,7 +81,8 @@ def recipe_cells(folder: str, runs: pd.DataFrame) -> list[str]:
     returns = runs["final_return"].to_numpy()
     figures = peers(folder, facts[0])
     gaps = "; ".join(f"{returns.mean() - row['mean']:+.0f}" for row in figures)
-    cells = [facts[0]["label"], mean_cell(returns), number(np.median(returns)), str(len(returns))]
+    seeds = seeds_cell([len(returns)], runs["diverged"].sum())
+    cells = [facts[0]["label"], mean_cell(returns), number(np.median(returns)), seeds]
     cells += [f"{(runs['steps'] / runs['seconds']).median():.0f}"]
     return [*cells, "; ".join(map(spread, figures)) or "-", gaps or "-", labels(facts)]
 
@@ -274,10 +282,13 @@ def suites_section() -> str:
 
 
 def tensorboard(folder: Path) -> str:
-    """Table of the runs of any tool that logs CleanRL's tags, by our own rule."""
+    """Table of the runs of any tool that logs CleanRL's tags, by our own rule.
+
+    Of several runs of one seed the newest counts.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    returns = defaultdict(list)
+    last = {}
     for run_dir in sorted({path.parent for path in folder.rglob("*tfevents*")}):
         events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
         logged = "charts/episodic_return" in events.Tags()["scalars"]
@@ -285,10 +296,14 @@ def tensorboard(folder: Path) -> str:
             why = "no charts/episodic_return, or not named env__exp__seed__time"
             print(f"skipped {run_dir}: {why}", file=sys.stderr)
             continue
-        env, exp, *_ = run_dir.name.rsplit("__", 3)
+        env, exp, seed, at = run_dir.name.rsplit("__", 3)
         values = [event.value for event in events.Scalars("charts/episodic_return")]
-        returns[env, exp].append(np.mean(values[-100:]))
-    rows = [[*name, str(len(x)), mean_cell(np.array(x))] for name, x in sorted(returns.items())]
+        runs = last.setdefault((env, exp), {}).setdefault(seed, [])
+        runs.append((at, np.mean(values[-100:])))
+    rows = []
+    for name, seeds in sorted(last.items()):
+        returns = [max(runs)[1] for runs in seeds.values()]
+        rows.append([*name, str(len(returns)), mean_cell(np.array(returns))])
     if not rows:
         sys.exit(f"error: {folder} holds no run with charts/episodic_return")
     head = ["environment", "experiment", "runs", "mean [95% interval] or mean (each seed)"]

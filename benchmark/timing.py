@@ -41,10 +41,11 @@ def stored_args(path: Path, script: str) -> dict:
 
 
 def same_work(asked: dict, args: dict) -> bool:
-    """Do two runs compute the same, but for their seeds? `...` is a default that is computed."""
-    names = asked.keys() - have.FREE - {"seed"} | {"compile", "cuda"} & asked.keys()
-    pairs = [(asked[name], args.get(name)) for name in names]
-    return all(... in pair or pair[0] == pair[1] for pair in pairs)
+    """Do two runs compute the same, but for their seeds, and as fast? `...`: who knows."""
+    speed = {"compile", "cuda"} & asked.keys()
+    pairs = [(asked[name], args.get(name)) for name in asked.keys() - have.FREE - {"seed"} - speed]
+    same = all(... in pair or pair[0] == pair[1] for pair in pairs)
+    return same and all(asked[name] is args.get(name) for name in speed)
 
 
 def whole_runs(facts: dict) -> str:
@@ -54,8 +55,13 @@ def whole_runs(facts: dict) -> str:
     if not (HERE.parent / script).exists():
         return "-"
     asked = have.parse([*flags, *steps], have.fields_of(HERE.parent / script))
+    for name in ("compile", "cuda"):  # by default where there is a GPU
+        if asked.get(name) is ...:
+            asked[name] = "NVIDIA" in facts["hardware"]
     minutes = []
     for path in sorted(RESULTS.glob(f"*/{facts['env']}/*.csv")):
+        if path.parts[-3] == "compare":
+            continue
         run = read_facts(path)
         if run["script"] != Path(script).stem or run["total_timesteps"] != str(MILLION):
             continue

@@ -6,6 +6,7 @@
 set -euo pipefail
 source "$(dirname "$0")/run.sh"
 name=${1:-}
+[[ ${2:---dry-run} == --dry-run ]] || run_suite variant "$name" "$2" # says how it is used
 if [[ ! $name || $name == --dry-run ]]; then
     read -rd "" -a recipes < <(recipes_of variant) || true
 else
@@ -15,4 +16,4 @@ else
 fi
 run_in_turns variant "${recipes[@]}"
 read -ra python <<< "$PYTHON"
-[[ $DRY_RUN ]] || "${python[@]}" benchmark/report.py --only variants
+[[ $DRY_RUN || ${SUFFIX:-} ]] || "${python[@]}" benchmark/report.py --only variants

@@ -11,12 +11,14 @@ training pay for other things too, so a return says little about it.
 import argparse
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import torch
+from collect import finished
 
 RESULTS = Path(__file__).resolve().parent / "results" / "wins"
 GAMES = 100
@@ -35,7 +37,7 @@ def script_of(run_dir: Path) -> ModuleType:
 def play(run_dir: Path) -> np.ndarray:
     """1, 0 or -1 for each of GAMES games, played side by side: won, drawn, lost."""
     script = script_of(run_dir)
-    checkpoint = script.load_checkpoint(run_dir)
+    checkpoint = finished(run_dir)
     args = replace(script.Args(**checkpoint["args"]), num_envs=GAMES, seed=SEED)
     envs = script.MicroRTS(args)  # which start a new game after the end of one
     envs.weights = np.eye(len(envs.reward_names))[0]  # WinLoss alone
@@ -67,7 +69,10 @@ def write(run_dir: Path, outcome: np.ndarray) -> Path:
     lines = [f"# {name}: {value}" for name, value in facts.items()]
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{args['env_id']}__{args['exp_name']}__{args['seed']}.csv"
-    path.write_text("\n".join([*lines, "outcome", *map(str, outcome)]) + "\n")
+    text = "\n".join([*lines, "outcome", *map(str, outcome)]) + "\n"
+    if path.exists() and path.read_text() != text:
+        sys.exit(f"error: {path} holds other games; delete it to replace it")
+    path.write_text(text)
     return path
 
 

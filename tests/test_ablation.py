@@ -26,14 +26,14 @@ def put(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
 
-    def write(folder: str, env: str, exp: str, returns: list[float], text="1") -> None:
+    def write(folder: str, env: str, exp: str, returns: list[float], text="1", **more) -> None:
         for seed, value in enumerate(returns, 1):
             path = tmp_path / "results" / folder / env / f"{exp}__{seed}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             facts = {"script": "s", "env": env, "exp": exp, "seed": seed, "commit": "1"}
             facts |= {"total_timesteps": 10, "steps": 10, "seconds": 1.0, "final_return": value}
             facts |= {"hardware": "a", "versions": "b", "command": "s.py"}
-            facts |= {"return_of_iterations": value + 5, "sha256": text}
+            facts |= {"return_of_iterations": value + 5, "sha256": text} | more
             lines = [f"# {name}: {fact}" for name, fact in facts.items()]
             path.write_text("\n".join([*lines, "step,return,seconds", f"10,{value},1"]) + "\n")
 
@@ -73,6 +73,30 @@ def test_a_script_that_changed_between_runs_is_named(put):
     assert "The runs of s had 2 versions of it." in ablation.details_section()
 
 
+def test_runs_that_cannot_be_compared_are_refused(put):
+    """Seeds with other flags, but for free ones, and rows with other steps."""
+    args = ['{"gamma": 0.9, "seed": 1}', '{"gamma": 0.9, "seed": 2, "track": true, "newer": 1}']
+    for env, second in (("Hopper-v4", args[1]), ("Walker2d-v4", '{"gamma": 0.8}')):
+        put("ablation_details", env, "published", [1, 2], args=second)
+        put("ablation_details", env, "published", [1], args=args[0])
+        if env == "Hopper-v4":
+            put("ablation_details", env, "relu", [1])
+            assert "M04" in ablation.details_section()
+    with pytest.raises(SystemExit, match="seeds of published on Walker2d-v4 .* differ in gamma$"):
+        ablation.details_section()
+    for exp, steps in (("baseline", 10), ("spo", 20)):
+        put("variants", "Hopper-v4", exp, [1], total_timesteps=steps)
+    with pytest.raises(SystemExit, match="Hopper-v4 in variants differ in steps: baseline, spo$"):
+        ablation.variants_section()
+
+
+def test_diverged_runs_are_named(put):
+    put("ablation_details", "Hopper-v4", "published", [1, 2])
+    put("ablation_details", "Hopper-v4", "relu", [0], diverged="losses not finite after 9 steps")
+    rows = rows_of(ablation.details_section())
+    assert "1, 1 diverged" in next(row for row in rows.values() if "relu instead of tanh" in row)
+
+
 # -- the study --
 MEANS = {"ppo": 3000, "ppo_m": 2000, "ppo_noclip": 2500, "trpo": 1900, "trpo_plus": 2600}
 
@@ -92,6 +116,21 @@ def test_indices_are_the_largest_differences(put):
     assert {"3005 (2995, 3015)", "2513 [2391, 2632]"} <= set(rows_of(as_in_the_paper)["PPO"])
     figures.draw(ablation.STUDY)
     assert (figures.FIGURES / "ablation_study.png").stat().st_size > 10_000
+
+
+def test_an_index_by_chance_is_that_of_equal_presets():
+    """Known for two normal means: the larger of two distances has the mean 1.128 deviations."""
+    rng = np.random.default_rng(1)
+    samples = [rng.normal(1000, 50, 8) for _ in range(5)]
+    deviation = np.mean([x.var(ddof=1) for x in samples]) ** 0.5 / 8**0.5
+    mean, below = map(float, ablation.chance_cell(samples).split(", below "))
+    distances = (
+        2**0.5 * deviation * abs(np.random.default_rng(2).normal(size=(10**6, 2))).max(axis=1)
+    )
+    assert mean == pytest.approx(distances.mean(), rel=0.03)
+    assert below == pytest.approx(np.quantile(distances, 0.95), rel=0.03)
+    assert ablation.chance_cell([*samples[:4], None]) == "-"
+    assert ablation.chance_cell([*samples[:4], samples[4][:1]]) == "-"
 
 
 def test_five_seeds_have_intervals(put):

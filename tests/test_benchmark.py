@@ -337,6 +337,99 @@ def test_a_run_is_resumed_if_it_has_a_checkpoint_the_script_and_the_arguments_as
     assert asked() == ["--resume", "runs/CartPole-v1__ppo__1__2"]
 
 
+# A stand-in for Python that runs benchmark/*.py, and whose training takes no time, unless HOLD
+# names a file to wait for. With NAN its losses are not finite.
+TRAINS = """
+import json, os, runpy, shutil, sys, time
+from pathlib import Path
+sys.argv.pop(0)
+sys.path.insert(0, "benchmark")
+if sys.argv[0].startswith("benchmark"):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit()
+import have, torch
+script = Path(sys.argv[0])
+fields = have.fields_of(script)
+args = have.parse(sys.argv[1:], fields)
+args = {name: False if value is ... else value for name, value in args.items()}
+name = f"{args['env_id']}__{args['exp_name']}__{args['seed']}__{os.getpid()}"
+run = Path(args["resume"] or f"runs/{name}")
+run.mkdir(parents=True, exist_ok=True)
+print(f"run: {run}, on CPU", flush=True)
+config = {"args": args, "command": " ".join(sys.argv)}
+config |= {"commit": "1", "versions": {}, "hardware": "a"}
+(run / "config.json").write_text(json.dumps(config))
+shutil.copy(script, run)
+(run / "episodes.csv").write_text(f"step,return,length,seconds\\n10,{args['num_envs']},4,1\\n")
+checkpoint = {"args": args, "iteration": 1, "global_step": 10, "seconds": 1.0}
+checkpoint["recent_returns"] = [args["num_envs"]]
+torch.save(checkpoint, run / "checkpoint.pt")
+while "HOLD" in os.environ and not Path(os.environ["HOLD"]).exists():
+    time.sleep(0.01)
+if "NAN" in os.environ:
+    sys.exit("\\r 1%|error: losses of iteration 2 are not finite: {}")
+torch.save(checkpoint | {"iteration": 10**9}, run / "checkpoint.pt")
+"""
+
+
+@pytest.fixture
+def quick(copy) -> Callable:
+    """`quick(*command, **variables)`: a suite whose runs are those of the stand-in."""
+    (copy / "trains.py").write_text(TRAINS)
+    there = {"PYTHON": f"{sys.executable} trains.py", "ENVS": "InvertedPendulum-v4"}
+    return lambda *command, **variables: suite(copy, *command, **there | {"SEEDS": "1"} | variables)
+
+
+def test_suites_side_by_side_keep_their_runs_apart(quick, copy):
+    """Of one name: another suite's run is not resumed, one's own is not begun twice."""
+    flags, hold = "--num-envs 16", {"HOLD": str(copy / "hold")}
+    first = quick("benchmark/mujoco.sh", "strong", **hold)
+    wait_for(lambda: list(copy.glob("runs/*/checkpoint.pt")), first)
+    output = output_of(quick("benchmark/mujoco.sh", "strong"), code=1)
+    assert "FAIL InvertedPendulum-v4__strong__1 is just being run by another suite" in output
+    output = output_of(quick("benchmark/mujoco.sh", "strong", SUFFIX="_b", FLAGS=flags))
+    assert "resumed" not in output
+    output = output_of(quick("benchmark/mujoco.sh", "strong", SUFFIX="_c", SEEDS="1 1"))
+    assert "resumed" not in output and output.count("run  ") == 1
+    (copy / "hold").touch()
+    output_of(first)
+    for folder, num_envs in (("mujoco", 64), ("mujoco_b", 16), ("mujoco_c", 64)):
+        path = copy / "benchmark/results" / folder / "InvertedPendulum-v4" / "strong__1.csv"
+        facts = results.read_facts(path)
+        assert json.loads(facts["args"])["num_envs"] == num_envs == float(facts["final_return"])
+
+
+def test_a_run_whose_losses_are_not_finite_is_a_result(quick, copy):
+    """Of 0, however well it did before; the suite does not run it again."""
+    command = ("benchmark/mujoco.sh", "strong")
+    assert "FAIL" not in output_of(quick(*command, NAN="1"))
+    path = copy / "benchmark/results/mujoco/InvertedPendulum-v4/strong__1.csv"
+    facts, curve = results.read_facts(path), results.read_curve(path)
+    assert facts["final_return"] == facts["return_of_iterations"] == "0.0"
+    assert facts["diverged"] == "losses not finite after 10 steps"
+    assert curve["return"].iloc[-1] == 0 and curve["step"].iloc[-1] == 10
+    assert output_of(quick(*command)).startswith(f"have {path.relative_to(copy)}")
+
+
+def test_a_word_too_many_starts_nothing(copy):
+    for name, word in (("ablation", "study"), ("variant", "spo"), ("mujoco", "strong")):
+        output = output_of(suite(copy, f"benchmark/{name}.sh", word, "--dryrun"), code=2)
+        assert output.startswith("usage: ")
+    for flag in ("--seed 3", "--env-id Ant-v4", "--total_timesteps=9"):
+        command = ["benchmark/compare.sh", "ppo.py", "ppo_atari.py", *flag.split()]
+        assert "SEEDS, ENVS and STEPS" in output_of(suite(copy, *command), code=2)
+    output = output_of(suite(copy, "benchmark/selection.sh", STEPS="9"), code=2)
+    assert output == "error: no STEPS here: the plan has 1M\n"
+
+
+def test_a_patch_that_does_not_fit_stops_a_suite_before_its_first_run(copy):
+    patch = copy / "variants" / "no_ratio_clip.patch"
+    patch.write_text(re.sub(r"(?m)^-    pg_loss", "-    no_such_loss", patch.read_text()))
+    assert "no_such_loss" in patch.read_text()
+    output = output_of(suite(copy, "benchmark/ablation.sh", "details", "--dry-run"), code=2)
+    assert "no_ratio_clip.patch does not fit" in output and "--env-id" not in output
+
+
 NEW = "# script: ppo\n# command: ppo.py --gamma 0.5\n# args: {}\nstep,return\n1,2\n"
 OLD = "# script: ppo\n# command: ppo.py {}\nstep,return\n1,2\n"
 
@@ -456,6 +549,24 @@ def test_a_results_file_says_how_its_run_was_made(finished):
     assert curve["step"].iloc[-1] == 30
     assert curve["return"].tolist()[-1] == 3 and curve["return"].iloc[0] == 2
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # nothing temporary
+
+
+@pytest.mark.parametrize(
+    "rows, worst, step", [("", 0, 0), ("10,2,4,1\n", 0, 10), ("9,-3,4,1\n", -3, 9)]
+)
+def test_a_diverged_run_counts_as_0_or_less(rows, worst, step, finished, monkeypatch):
+    """One that never finished an episode too."""
+    monkeypatch.setattr(results, "RESULTS", collect.RESULTS)
+    run_dir = finished()
+    (run_dir / "checkpoint.pt").unlink()
+    (run_dir / "episodes.csv").write_text(f"step,return,length,seconds\n{rows}")
+    path = collect.collect(run_dir, "suite", has_diverged=True)
+    facts, curve = results.read_facts(path), results.read_curve(path)
+    assert float(facts["final_return"]) == float(facts["return_of_iterations"]) == worst
+    assert facts["steps"] == str(step) and "diverged" in facts
+    assert curve.iloc[-1].tolist()[:2] == [step, worst]
+    (run,) = results.read_runs("suite").to_dict("records")
+    assert run["diverged"] and tables.seeds_cell([1], 1) == "1, 1 diverged"
 
 
 def test_a_run_that_is_not_finished_is_not_collected(finished):
@@ -869,6 +980,17 @@ def test_who_never_gets_to_a_score_is_slower_than_all_others():
     assert timing.race_row(race) == ["strong", "not reached by half", "3 to 3", "1 of 3"]
 
 
+@pytest.mark.parametrize(
+    "changes, same", [({}, True), ({"compile": True}, False), ({"compile": ...}, False)]
+)
+def test_minutes_are_of_runs_that_compute_the_same_as_fast(changes, same):
+    """A file that does not say whether its run was compiled stands for nothing."""
+    asked = {"gamma": 0.9, "compile": False, "cuda": False, "seed": 1, "track": False}
+    args = asked | {"seed": 2, "track": True}
+    assert timing.same_work(asked, args | changes) == same
+    assert not timing.same_work(asked, args | {"gamma": 0.8})
+
+
 def test_weak_measurements_are_labelled():
     facts = {"steps": "40960", "load_before": "3.14", "commit": "1"}
     columns = {"ours_steps_per_second": [10_000.0] * 5, "peer_steps_per_second": [1000.0] * 5}
@@ -880,8 +1002,13 @@ def test_weak_measurements_are_labelled():
 
 
 def test_runs_of_other_tools_are_read_by_their_tags(tmp_path):
-    for exp, seed, value in (("theirs", 1, 10.0), ("theirs", 2, 14.0), ("ours", 1, 3.0)):
-        with SummaryWriter(tmp_path / f"Hopper-v4__{exp}__{seed}__1700000000") as writer:
+    for exp, seed, at, value in (
+        ("theirs", 1, 1700000000, 10.0),
+        ("theirs", 2, 1700000000, 99.0),  # stopped, and begun again
+        ("theirs", 2, 1700000001, 14.0),
+        ("ours", 1, 1700000000, 3.0),
+    ):
+        with SummaryWriter(tmp_path / f"Hopper-v4__{exp}__{seed}__{at}") as writer:
             for step in range(150):  # the first 50 are not among the last 100
                 writer.add_scalar("charts/episodic_return", value if step >= 50 else 0.0, step)
     with SummaryWriter(tmp_path / "unnamed") as writer:

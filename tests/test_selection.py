@@ -66,6 +66,33 @@ def test_the_plan_has_144_runs(results):
     assert plans[1][1].startswith("ppo_continuous_mujoco.py HalfCheetah-v4 today --num-envs 64 ")
 
 
+def test_the_results_are_of_the_chosen_recipe_on_seeds_of_their_own(results):
+    for name in selection.candidates().index:
+        results(name, "103 104 105 106 107 108 109 110", 2 if name == "staggered_rate" else 1)
+    assert "Chosen: `staggered_rate`." in selection.selection_section()
+    known, unseen = (selection.final_plan(part).splitlines() for part in ("known", "unseen"))
+    runs = [len(seeds.split()) * len(lines) for seeds, *lines in (known, unseen)]
+    assert runs == [10 * 6 * 4, 5 * 3 * 4]
+    rows = selection.candidates().loc["staggered_rate"]
+    assert known[1] == f"{rows['script']} HalfCheetah-v4 chosen {rows['flags']}"
+    assert unseen[-1] == (
+        "ppo_continuous_mujoco.py Pusher-v4 no_bootstrap --no-bootstrap-truncation"
+    )
+
+
+def test_newcomers_need_five_seeds_and_99_percent(monkeypatch):
+    rows = recipes.read_recipes()
+    envs = recipes.environments_of(rows[rows["folder"] == "variants"].iloc[0])
+    returns = {("baseline", env): np.arange(5.0) for env in envs}
+    returns |= {("spo", env): np.arange(5.0) + 3 for env in envs}
+    returns |= {("adam_reset", env): np.arange(5.0) + 1 for env in envs}
+    returns |= {("weight_decay", env): np.arange(4.0) + 9 for env in envs}
+    monkeypatch.setattr(selection, "returns_of", lambda folder: returns)
+    assert selection.newcomers() == ["spo"]
+    returns |= {("cosine_annealing", env): np.arange(5.0) + 9 for env in envs}
+    assert selection.newcomers() == ["cosine_annealing", "spo"]
+
+
 def test_a_missing_run_stops_the_next_round(results, tmp_path):
     for name in selection.candidates().index:
         results(name, "103 104", 1)

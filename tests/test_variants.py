@@ -101,6 +101,16 @@ def test_every_patch_has_a_row_and_every_row_a_patch():
         assert row["experiment"] == Path(row["script"]).stem
 
 
+def test_a_patch_is_not_taken_back_where_its_idea_is_in_the_script(tmp_path, monkeypatch):
+    """As `patch --batch` would."""
+    patch = ROOT / "variants" / "spo.patch"
+    changed = patches.patched(patch, tmp_path)
+    monkeypatch.setattr(patches, "ROOT", tmp_path)
+    changed.rename(tmp_path / patches.original_of(patch))
+    with pytest.raises(ValueError, match="does not fit"):
+        patches.patched(patch, tmp_path / "made")
+
+
 def test_a_patch_that_does_not_fit_is_named(tmp_path):
     patch = tmp_path / "bad.patch"
     text = (ROOT / "variants" / "spo.patch").read_text()
