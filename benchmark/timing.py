@@ -153,6 +153,7 @@ class Race:
     score: float
     figures: list[dict]  # of CleanRL, whose mean is the score
     seconds: np.ndarray  # of each seed, infinite where it never gets there
+    returns: np.ndarray  # of each seed, at its end
 
 
 def seconds_to(score: float, path: Path) -> float:
@@ -172,7 +173,8 @@ def races() -> list[Race]:
             continue
         score = pooled(figures)[0]
         seconds = np.array([seconds_to(score, path) for path in group["path"]])
-        found.append(Race(env, exp, group["label"].iloc[0], score, figures, seconds))
+        returns = group["final_return"].to_numpy()
+        found.append(Race(env, exp, group["label"].iloc[0], score, figures, seconds, returns))
     return found
 
 
@@ -200,7 +202,9 @@ def race_row(race: Race) -> list[str]:
     median = np.median(race.seconds)
     middle = f"{median:.0f}" if np.isfinite(median) else "not reached by half"
     span = f"{reached.min():.0f} to {reached.max():.0f}" if len(reached) else "-"
-    return [race.label, middle, span, f"{len(reached)} of {len(race.seconds)}"]
+    lost = int((np.isfinite(race.seconds) & (race.returns < race.score)).sum())
+    seeds = f"{len(reached)} of {len(race.seconds)}" + (f", {lost} not at its end" if lost else "")
+    return [race.label, middle, span, seeds]
 
 
 def time_section() -> str:

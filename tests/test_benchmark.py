@@ -364,7 +364,8 @@ shutil.copy(script, run)
 checkpoint = {"args": args, "iteration": 1, "global_step": 10, "seconds": 1.0}
 checkpoint["recent_returns"] = [args["num_envs"]]
 torch.save(checkpoint, run / "checkpoint.pt")
-while "HOLD" in os.environ and not Path(os.environ["HOLD"]).exists():
+end = time.time() + 120
+while "HOLD" in os.environ and not Path(os.environ["HOLD"]).exists() and time.time() < end:
     time.sleep(0.01)
 if "NAN" in os.environ:
     sys.exit("\\r 1%|error: losses of iteration 2 are not finite: {}")
@@ -974,8 +975,12 @@ def test_time_to_a_score_is_that_of_the_first_point_there(tmp_path):
 
 def test_who_never_gets_to_a_score_is_slower_than_all_others():
     seconds = np.array([3.0, np.inf, 1.0])
-    race = timing.Race("Hopper-v4", "strong", "strong", 10.0, [], seconds)
+    returns = np.array([10.0, 9.0, 11.0])
+    race = timing.Race("Hopper-v4", "strong", "strong", 10.0, [], seconds, returns)
     assert timing.race_row(race) == ["strong", "3", "1 to 3", "2 of 3"]
+    race.returns = np.array([12.0, 9.0, 9.9])
+    assert timing.race_row(race)[-1] == "2 of 3, 1 not at its end"
+    race.returns = returns
     race.seconds = np.array([3.0, np.inf, np.inf])
     assert timing.race_row(race) == ["strong", "not reached by half", "3 to 3", "1 of 3"]
 
