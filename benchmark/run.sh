@@ -46,10 +46,13 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
         return 1
     fi
 
-    [[ $DRY_RUN ]] || { mkdir -p runs && exec {lock}>> "$log" && flock -n "$lock"; } || { # held until the run has ended
-        echo "FAIL $name is just being run by another suite, see $log"
-        return 1
-    }
+    if [[ ! $DRY_RUN ]]; then
+        mkdir -p runs
+        exec {lock}>> "$log"
+        flock -n "$lock" 2> /dev/null || status=$? # held until the run has ended; where there are no locks it is not 1
+        [[ $status != 1 ]] || { echo "FAIL $name is just being run by another suite, see $log" && return 1; }
+        status=0
+    fi
     old_run=$(find_run "$@")
     local collect=("${python[@]}" benchmark/collect.py --suite "$SUITE${SUFFIX:-}")
     if [[ $old_run && ! $DRY_RUN ]]; then
