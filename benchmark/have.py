@@ -54,7 +54,8 @@ def parse(flags: list[str], fields: dict) -> dict:
         spellings = {f"--{name.replace('_', '-')}", f"--{name}"}
         how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
         parser.add_argument(*spellings, default=default, **how)
-    args, others = parser.parse_known_args(flags)
+    joined = re.sub(r" (-[\d.])", r"=\1", shlex.join(flags))  # -1e-3 would be taken for a flag
+    args, others = parser.parse_known_args(shlex.split(joined))
     return vars(args) | ({"other flags": shlex.join(others)} if others else {})
 
 

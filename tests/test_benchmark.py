@@ -444,6 +444,7 @@ OLD = "# script: ppo\n# command: ppo.py {}\nstep,return\n1,2\n"
         ("--no-norm-adv --learning-rate 1e-3", "--learning-rate 0.001 --no-norm-adv", []),
         ("--no-norm-adv", "--norm-adv", ["norm_adv False (asked for: True)"]),
         ("--num-envs 16", "--num_envs 1", ["num_envs 16 (asked for: 1)"]),
+        ("--ent-coef -1e-3 --vf-coef -.5", "--ent-coef=-0.001 --vf-coef -0.5", []),
         ("--seed 1 --env-id Acrobot-v1", "--env-id Acrobot-v1", []),
         ("--target-kl 0.01", "", ["target_kl 0.01 (asked for: None)"]),
         ("--checkpoint-every 10 --eval-episodes 0", "--checkpoint-seconds 1 --track --cuda", []),
