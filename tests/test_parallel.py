@@ -545,12 +545,13 @@ def test_no_thread_of_the_group_outlives_it(tmp_path):
     """A thread of gloo that meets the end of Python sometimes aborts its process."""
     watched = tmp_path / "watched.py"
     watched.write_text("""
-import runpy, sys
+import os, runpy, sys
 from pathlib import Path
 
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
-print("threads", [name.read_text() for name in Path("/proc/self/task").glob("*/comm")])
+names = [name.read_text() for name in Path("/proc/self/task").glob("*/comm")]
+os.write(1, f"threads {names}\\n".encode())  # in one piece: the processes share the pipe
 """)
     done = torchrun("2", watched, SCRIPTS["ppo_lstm"].path, *LSTM.split(), "--total-timesteps=128")
     lines = re.findall("threads .*", done.stdout)
