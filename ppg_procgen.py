@@ -83,7 +83,7 @@ class Args:
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
     target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
     n_iteration: int = 32  # iterations of a policy phase, before its auxiliary phase [P03]
-    v_value: int = 1  # only 1, as in CleanRL's script
+    v_value: int = 1  # only 1: --e-policy trains the value too
     e_auxiliary: int = 6  # passes of an auxiliary phase over the rollouts [P04]
     beta_clone: float = 1.0  # weight of the KL divergence from the policy before that phase [P05]
     num_aux_rollouts: int = 4  # rollouts of one environment in a minibatch of that phase [P04]
@@ -98,8 +98,8 @@ class Args:
     init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
     arch: Literal["detach", "dual", "shared"] = "detach"  # layout of the value's network [P02]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float | None = None  # discount factor of that return [P10]; None: gamma
-    norm_reward_rollout: bool = False  # update it once a rollout, not once a step [P10]
+    reward_gamma: float | None = None  # discount factor of norm_reward's return; None: gamma
+    norm_reward_rollout: bool = False  # update norm_reward once a rollout, not once a step [P10]
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
@@ -116,7 +116,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play those levels, or all above them
+    eval_levels: Literal["train", "unseen"] = "train"  # evaluate on those levels, or on all above
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -147,14 +147,14 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
         delta = mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (n, N) -> scaled rewards (n, N), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -183,7 +183,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # two layers: 6**-0.5 of a block, so the six blocks' variances add up to 1
+        std = 6**-0.25  # a block's two layers: std**2 = 6**-0.5; six variances add up to 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -202,7 +202,7 @@ class Agent(nn.Module):
             for c_in, c_out in ((3, 16), (16, 32), (32, 32)):
                 layers.append(layer_init(nn.Conv2d(c_in, c_out, 3, padding=1), 1.0, args.init))
                 layers.append(nn.MaxPool2d(3, stride=2, padding=1))
-                layers += [ResidualBlock(c_out, args.init) for _ in range(2)]
+                layers += [ResidualBlock(c_out, args.init), ResidualBlock(c_out, args.init)]
             layers += [nn.ReLU(), nn.Flatten()]
             layers.append(layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init))
             return nn.Sequential(*layers, nn.ReLU())
@@ -267,10 +267,11 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
+    advantages = mb["advantages"]
     logratio = newlogprob - mb["logprobs"]
     ratio = logratio.exp()
-    pg_loss1 = -mb["advantages"] * ratio
-    pg_loss2 = -mb["advantages"] * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
     pg_loss = torch.max(pg_loss1, pg_loss2).mean()  # [C08] clipped surrogate objective
 
     v_loss = (newvalue - mb["returns"]) ** 2
@@ -366,11 +367,13 @@ def train(args: Args) -> dict:
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    max_norm = args.max_grad_norm or math.inf
     aux_optimizer = optimizer  # [P09] the same moments, or its own
     if args.aux_adam:
         aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    learners = {"agent": agent, "optimizer": optimizer, "aux_optimizer": aux_optimizer}
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
-    rollouts = run_dir / f"rollouts{rank or ''}.bin"  # of the observations of a policy phase
+    obs_file = run_dir / f"rollouts{rank or ''}.bin"  # of a policy phase, see stored_rollouts
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
@@ -421,7 +424,7 @@ def train(args: Args) -> dict:
 
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    make_rollouts(local_args, rollouts, (start_iteration - 1) % args.n_iteration)
+    make_rollouts(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -434,8 +437,8 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         finished = []  # (step, return, length, time) of episodes
         noise = agent.draw_noise(T, N).to(device)
-        rollout_agent.load_state_dict(agent.state_dict())  # in place
-        if iteration == start_iteration:
+        rollout_agent.load_state_dict(agent.state_dict())  # copies the weights, in place
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             example = (rollout_agent, obs[0], noise[0])
             act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -479,7 +482,7 @@ def train(args: Args) -> dict:
             all_advantages = torch.cat(all_gather(b_advantages.cpu()))  # of all processes
             centered = b_advantages - all_advantages.mean()
             batch["advantages"] = centered / (all_advantages.std(correction=0) + 1e-8)
-        if iteration == start_iteration:
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             first = slice(min(micro_batch_size, minibatch_size))
             example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
@@ -501,7 +504,6 @@ def train(args: Args) -> dict:
                 optimizer.zero_grad()
                 stats = accumulate(loss_fn, agent, mb, micro_batch_size, clip_coef, args)
                 average_gradients(agent, stats)  # [X02] parallel gradients
-                max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 metrics.append(stats | {"grad_norm": norm})
@@ -515,7 +517,7 @@ def train(args: Args) -> dict:
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:  # keep the rollout for the end of the phase
             added = slice(place * N, (place + 1) * N)
-            stored_rollouts(local_args, rollouts)[added] = obs[:T].transpose(0, 1).cpu().numpy()
+            stored_rollouts(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
         aux_seconds = 0.0
         if args.ends_phase(iteration) and not skipped:
@@ -523,29 +525,21 @@ def train(args: Args) -> dict:
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
                 for rows in torch.arange(R).split(local_args.num_aux_rollouts):
-                    x = torch.from_numpy(stored_rollouts(local_args, rollouts)[rows.numpy()])
+                    x = torch.from_numpy(stored_rollouts(local_args, obs_file)[rows.numpy()])
                     parts = x.to(device).flatten(0, 1).split(micro_batch_size)
-                    aux_logits[rows] = torch.cat([agent(x)[0] for x in parts]).unflatten(0, (-1, T))
-            aux_metrics = []  # a dict of numbers for each minibatch
-            first_epoch = 1
-            cloned = sum(all_gather(aux_logits[:R].double().sum().item()))  # tells policies apart
-            # Stopped in this phase: the checkpoint is of the iteration before, and the last one was
-            # played again. If it came out the same, only the finished epochs are skipped.
-            if paused and paused["iteration"] == iteration and paused["cloned"] == cloned:
-                agent.load_state_dict(paused["agent"])
-                optimizer.load_state_dict(paused["optimizer"])
-                aux_optimizer.load_state_dict(paused["aux_optimizer"])
-                torch.set_rng_state(paused["rng"][rank].clone())
-                aux_metrics = paused["metrics"]
-                first_epoch = paused["passes"] + 1
+                    logits = torch.cat([agent(part)[0] for part in parts])
+                    aux_logits[rows] = logits.unflatten(0, (-1, T))
+            passes, aux_metrics = 0, []  # passes done, a dict of numbers for each minibatch
+            phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
+            if paused and paused["phase_key"] == phase_key:  # a run stopped here goes on
+                passes, aux_metrics = paused["passes"], paused["metrics"]
                 start_time = time.time() - paused["seconds"]
+                restore_learners(paused, learners, rank)
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-            for epoch in range(first_epoch, args.e_auxiliary + 1):  # [P04] of whole rollouts
+            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] of whole rollouts
                 label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
-                options = {"leave": False, "mininterval": 0.1 if sys.stderr.isatty() else 10}
-                options |= {"desc": label, "disable": rank > 0}
-                for rows in tqdm(torch.randperm(R).split(aux_minibatch), **options):
-                    x = torch.from_numpy(stored_rollouts(local_args, rollouts)[rows.numpy()])
+                for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
+                    x = torch.from_numpy(stored_rollouts(local_args, obs_file)[rows.numpy()])
                     mb = {"obs": x.to(device)}
                     mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
                     mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
@@ -554,18 +548,14 @@ def train(args: Args) -> dict:
                     average_gradients(agent, stats)  # see [X02]
                     norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
                     aux_optimizer.step()
-                    stats |= {"grad_norm": norm}
-                    aux_metrics.append({name: stat.item() for name, stat in stats.items()})
+                    aux_metrics.append(stats | {"grad_norm": norm})
+                aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
                 finite = all(map(math.isfinite, aux_metrics[-1].values()))
                 require(finite, f"losses of {label}, iteration {iteration}: {aux_metrics[-1]}")
                 if iteration > 1 and epoch < args.e_auxiliary:  # add to the checkpoint before
-                    paused = {"iteration": iteration, "cloned": cloned, "passes": epoch}
-                    paused |= {"metrics": aux_metrics, "seconds": time.time() - start_time}
-                    paused |= {"agent": agent.state_dict(), "optimizer": optimizer.state_dict()}
-                    paused |= {"aux_optimizer": aux_optimizer.state_dict()}
-                    paused |= {"rng": torch.stack(all_gather(torch.get_rng_state()))}
-                    if rank == 0:
-                        save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
+                    paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
+                    paused["seconds"] = time.time() - start_time
+                    save_learners(run_dir, paused, learners, rank)
             for name in aux_metrics[0]:
                 mean = np.mean([stats[name] for stats in aux_metrics])
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
@@ -605,12 +595,12 @@ def train(args: Args) -> dict:
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             if not skipped:
-                stored_rollouts(local_args, rollouts).flush()  # to the disk
+                stored_rollouts(local_args, obs_file).flush()  # to the disk
             writer.flush()
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
             process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
             process["aux_returns"] = aux_returns.cpu()
-            process["carried"] = [torch.from_numpy(array) for array in carried]
+            process["carried"] = [torch.tensor(array) for array in carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -630,7 +620,7 @@ def train(args: Args) -> dict:
 
     for closable in (bar, envs, episodes):
         closable.close()
-    rollouts.unlink(missing_ok=True)
+    obs_file.unlink(missing_ok=True)
     result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
     if args.eval_episodes and rank == 0:
         result["eval_returns"] = evaluate(args, run_dir)
@@ -693,7 +683,7 @@ def check_args(args: Args) -> None:
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30)
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -838,6 +828,27 @@ def stored_rollouts(args: Args, path: Path) -> np.memmap:
     return np.memmap(path, np.uint8, "r+", shape=(args.phase_rollouts, args.num_steps, 64, 64, 3))
 
 
+def save_learners(run_dir: Path, paused: dict, learners: dict, rank: int) -> None:
+    """Add the state between two auxiliary passes to the checkpoint of the iteration before."""
+    paused["rng"] = torch.stack(all_gather(torch.get_rng_state()))
+    paused |= {name: learner.state_dict() for name, learner in learners.items()}
+    if rank == 0:
+        save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
+
+
+def restore_learners(paused: dict, learners: dict, rank: int) -> None:
+    """Put back what `save_learners` saved; the iteration before the phase was played again."""
+    for name, learner in learners.items():
+        learner.load_state_dict(paused[name])
+    torch.set_rng_state(paused["rng"][rank].clone())
+
+
+def progress(rows, label: str, rank: int) -> tqdm:
+    """The rows, with a bar of their own in the first process."""
+    seconds = 0.1 if sys.stderr.isatty() else 10
+    return tqdm(rows, desc=label, leave=False, mininterval=seconds, disable=rank > 0)
+
+
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
@@ -930,7 +941,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -949,7 +960,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

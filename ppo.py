@@ -45,7 +45,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    cuda: bool = False  # train on a GPU; networks this small are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
@@ -161,7 +161,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -192,7 +192,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     check_args(args)
-    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -206,6 +206,7 @@ def train(args: Args) -> dict:
     agent = Agent(obs_space, action_space, args).to(device)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    max_norm = args.max_grad_norm or math.inf
 
     # A rollout
     T, N = args.num_steps, args.num_envs
@@ -253,7 +254,7 @@ def train(args: Args) -> dict:
             obs[t] = next_obs
             action = agent.act(torch.from_numpy(obs[t]).to(device), noise[t])
             actions[t] = action.cpu().numpy()
-            env_action = actions[t] + action_space.start  # which is nearly always 0
+            env_action = actions[t] + action_space.start  # Discrete need not begin at 0
             next_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
             dones[t] = np.logical_or(terminated, truncated)
@@ -299,7 +300,6 @@ def train(args: Args) -> dict:
                 loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
-                max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 metrics.append(stats | {"grad_norm": norm})
@@ -314,7 +314,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -406,7 +406,7 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -449,7 +449,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in envs.envs:
         game = env.unwrapped
-        spec = gym.registry[game.spec.id]  # wrappers of its own could have a state too
+        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
         exact = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
         if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
@@ -532,7 +532,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -551,7 +551,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

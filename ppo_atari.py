@@ -99,7 +99,7 @@ class Args:
     repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast; or readable and filmed
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast; gymnasium: readable, can film
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
     compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
@@ -316,7 +316,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -385,6 +385,7 @@ def train(args: Args) -> dict:
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    max_norm = args.max_grad_norm or math.inf
     rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
     rollout_agent.network.to(agent.dtype)
 
@@ -438,8 +439,8 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         finished = []  # (t, return, length, time) of episodes
         noise = agent.draw_noise(T, N).to(device)
-        rollout_agent.load_state_dict(agent.state_dict())  # in place
-        if iteration == start_iteration:
+        rollout_agent.load_state_dict(agent.state_dict())  # copies the weights, in place
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             example = (rollout_agent, obs[0], noise[0])
             act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -464,7 +465,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # row t + 1 has what followed step t: resets come after it
+        np_values = values.cpu().numpy()  # row t + 1: V of what followed step t, a reset row's too
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         steps = (rewards, np_values[:T], np_values[1:], ends, dones)
         advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
@@ -475,13 +476,13 @@ def train(args: Args) -> dict:
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
         valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps: at least B / 3
-        if iteration == start_iteration:
-            example = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
-            example = (agent, {name: b[example] for name, b in batch.items()}, clip_coef, args)
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
+            first = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
+            example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(valid_inds)).repeat(3)  # some twice, so that a batch has B
+            order = torch.randperm(len(valid_inds)).repeat(3)  # some twice: B in all
             b_inds = valid_inds[order[: local_args.batch_size]].to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
@@ -489,7 +490,6 @@ def train(args: Args) -> dict:
                 optimizer.zero_grad()
                 loss.backward()
                 average_gradients(agent, stats)  # [X02] parallel gradients
-                max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 stats = {name: stat.clone() for name, stat in stats.items()}  # CUDA graphs reuse it
@@ -512,7 +512,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # the first: less values
+        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # returns - values, returns
         error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
         scalars["losses/explained_variance"] = (1 - error / spread).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -531,9 +531,9 @@ def train(args: Args) -> dict:
         if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             writer.flush()
-            carried = map(torch.tensor, (next_obs, next_valid, episodic_return, episodic_length))
+            carried = (next_obs, next_valid, episodic_return, episodic_length)
             process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
-            process["carried"] = [*carried]
+            process["carried"] = [torch.tensor(array) for array in carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -610,7 +610,7 @@ def check_args(args: Args) -> None:
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -622,9 +622,7 @@ def check_args(args: Args) -> None:
     if args.env_backend == "envpool" and not films:
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
-        given = f"--noop-max ({args.noop_max}) and --frame-skip ({args.frame_skip})"
-        known = args.noop_max >= 1 and args.frame_skip >= 2
-        require(known, f"{given} need {readable}: EnvPool takes at least 1 and 2")
+        require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
         require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
@@ -853,7 +851,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -872,7 +870,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

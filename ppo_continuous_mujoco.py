@@ -49,7 +49,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    cuda: bool = False  # train on a GPU; networks this small are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
@@ -120,7 +120,7 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
         delta = mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
@@ -136,7 +136,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -178,7 +178,7 @@ class Agent(nn.Module):
         self.register_buffer("half_range", half.float(), persistent=False)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: normal noise (*shape, A), drawn once a rollout to save time."""
+        """Normal noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
         return torch.randn(*shape, len(self.actor_logstd))
 
     def get_policy(self, obs: torch.Tensor) -> Normal:
@@ -249,7 +249,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -293,7 +293,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     check_args(args)
-    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     torch.compiler.reset()  # else only eight runs of a process compile a function
@@ -412,9 +412,9 @@ def train(args: Args) -> dict:
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
         batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
         batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "noise": b_noise}
-        if iteration == start_iteration:
-            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
-            example = (agent, batch, example, clip_coef, args)
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
+            first = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
@@ -422,7 +422,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                metrics.append({name: stat.clone() for name, stat in stats.items()})
+                metrics.append({k: x.clone() for k, x in stats.items()})  # CUDA graphs reuse them
             if args.target_kl is not None:  # [X03] early stop
                 epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -434,7 +434,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -551,15 +551,16 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
-    for space in (env.observation_space, env.action_space):
+    obs_space, action_space = env.observation_space, env.action_space
+    for space in (obs_space, action_space):
         vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         require(vector, f"{args.env_id} has the space {space}; this script needs vectors (Box)")
-    real = np.issubdtype(env.action_space.dtype, np.floating)
-    require(real, f"{args.env_id} acts in {env.action_space}; this script needs real numbers")
-    bounded = env.action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
+    real = np.issubdtype(action_space.dtype, np.floating)
+    require(real, f"{args.env_id} acts in {action_space}; this script needs real numbers")
+    bounded = action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
     # A copy of each observation: a reset may reuse the memory of final_obs
-    return gym.wrappers.TransformObservation(env, np.array, env.observation_space)
+    return gym.wrappers.TransformObservation(env, np.array, obs_space)
 
 
 def follow_robot(env: gym.Env) -> None:
@@ -594,16 +595,17 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     states = []
     for env in getattr(envs, "envs", []):
-        spec = gym.registry[env.unwrapped.spec.id]  # wrappers of its own could have a state too
+        game = env.unwrapped
+        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
         exact = str(spec.entry_point).startswith("gymnasium.envs.mujoco")
         if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
-        model, data = env.unwrapped.model, env.unwrapped.data
+        model, data = game.model, game.data
         integration = np.empty(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, data, integration, kind)
         state = {"integration": torch.from_numpy(integration)}
         state |= {"xpos": torch.tensor(data.xpos), "xipos": torch.tensor(data.xipos)}
-        state["rng"] = env.unwrapped.np_random.bit_generator.state
+        state["rng"] = game.np_random.bit_generator.state
         state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
         states.append(state)
     return states or None
@@ -712,7 +714,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -731,7 +733,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

@@ -120,7 +120,7 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
         delta = mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
@@ -136,7 +136,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -204,9 +204,9 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, (n, F,
-        1 + R), it says of each value of component 0 whether it is allowed and what of the others
-        goes with it: component 0 is then drawn first.
+        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or has a row
+        for each value of component 0, (n, F, 1 + R): whether it is allowed, then the mask of the
+        others. Component 0 is then drawn first.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         mask = mask_table
@@ -216,7 +216,7 @@ class Agent(nn.Module):
             row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
             mask = np.concatenate([allowed, row_of_first], axis=1)
             has_choice = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-            mask[:, self.starts] |= ~has_choice  # a component without one takes 0: probability 1
+            mask[:, self.starts] |= ~has_choice  # nothing allowed: 0, of probability 1
         scores = np.where(mask, scores, -np.inf)
         components = np.split(scores, self.starts[1:], axis=1)
         return np.stack([component.argmax(1) for component in components], axis=1), mask
@@ -264,7 +264,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch
+    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -293,7 +293,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
-    """Gradient (P,) of the loss on samples mb_inds (M,), diagnostics: what --compile compiles."""
+    """Clipped gradient (P,) and diagnostics on samples mb_inds (M,); --compile compiles this."""
     mb = {name: b[mb_inds] for name, b in batch.items()}
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"], mb["masks"])
     loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -436,9 +436,9 @@ def train(args: Args) -> dict:
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
         batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
         batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "masks": b_masks}
-        if iteration == start_iteration:
-            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
-            example = (agent, batch, example, clip_coef, args)
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
+            first = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
             gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
         metrics = []  # a dict of scalar tensors for each minibatch
@@ -447,8 +447,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                stats = {name: stat.clone() for name, stat in stats.items()}  # CUDA graphs reuse it
-                metrics.append(stats)
+                metrics.append({k: x.clone() for k, x in stats.items()})  # CUDA graphs reuse them
             if args.target_kl is not None:  # [X03] early stop
                 epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -460,7 +459,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -554,7 +553,7 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -727,7 +726,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     states = []
     for env in getattr(envs, "envs", []):
         game = env.unwrapped
-        spec = gym.registry[game.spec.id]  # wrappers of its own could have a state too
+        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
         exact = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
         if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
@@ -828,7 +827,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -847,7 +846,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

@@ -12,9 +12,8 @@ Run:     uv run ppo_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
 Expect:  on starpilot 4 after 0.5M steps and 50 to 100 minutes on two cores (two runs; 4 too
          in openai/train-procgen); published after 25M: 31 (CleanRL) to 34 (openai/train-procgen)
-Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. The ids in brackets name
-         details of "The 37 Implementation Details of PPO", but [S01], which is ours and left out
-         ("~"), and what PPG shares.
+Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. Ids in brackets name
+         details of "The 37 Implementation Details of PPO"; [S01] is ours, and left out here ("~").
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15.
 """
@@ -87,6 +86,7 @@ class Args:
     ortho_init: bool = True  # orthogonal weights of the heads, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [C13]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
+    reward_gamma: float | None = None  # discount factor of norm_reward's return; None: gamma
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
@@ -103,7 +103,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play those levels, or all above them
+    eval_levels: Literal["train", "unseen"] = "train"  # evaluate on those levels, or on all above
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -127,14 +127,14 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
         delta = mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -234,10 +234,11 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
+    advantages = mb["advantages"]
     logratio = newlogprob - mb["logprobs"]
     ratio = logratio.exp()
-    pg_loss1 = -mb["advantages"] * ratio
-    pg_loss2 = -mb["advantages"] * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
     pg_loss = torch.max(pg_loss1, pg_loss2).mean()  # [C08] clipped surrogate objective
 
     v_loss = (newvalue - mb["returns"]) ** 2
@@ -316,7 +317,9 @@ def train(args: Args) -> dict:
     agent.to(device, memory_format=torch.channels_last)
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
+    max_norm = args.max_grad_norm or math.inf
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
@@ -369,8 +372,8 @@ def train(args: Args) -> dict:
         rollout_start = time.time()
         finished = []  # (step, return, length, time) of episodes
         noise = agent.draw_noise(T, N).to(device)
-        rollout_agent.load_state_dict(agent.state_dict())  # in place
-        if iteration == start_iteration:
+        rollout_agent.load_state_dict(agent.state_dict())  # copies the weights, in place
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             example = (rollout_agent, obs[0], noise[0])
             act = compiled(Agent.act, device, example) if args.compile else Agent.act
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -384,7 +387,7 @@ def train(args: Args) -> dict:
             global_step += args.num_envs
             episodic_return += reward
             episodic_length += 1
-            discounted_return = args.gamma * discounted_return + reward
+            discounted_return = reward_gamma * discounted_return + reward
             discounted_returns[t] = discounted_return
             for n in np.flatnonzero(dones[t]):
                 finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
@@ -409,7 +412,7 @@ def train(args: Args) -> dict:
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        if iteration == start_iteration:
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             first = slice(min(micro_batch_size, minibatch_size))
             example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
@@ -424,7 +427,6 @@ def train(args: Args) -> dict:
                 optimizer.zero_grad()
                 stats = accumulate(loss_fn, agent, mb, micro_batch_size, clip_coef, args)
                 average_gradients(agent, stats)  # [X02] parallel gradients
-                max_norm = args.max_grad_norm or math.inf
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 metrics.append(stats | {"grad_norm": norm})
@@ -465,7 +467,7 @@ def train(args: Args) -> dict:
             writer.flush()
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
             process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
-            process["carried"] = [torch.from_numpy(array) for array in carried]
+            process["carried"] = [torch.tensor(array) for array in carried]
             state = {
                 "args": asdict(args),
                 "agent": agent.state_dict(),
@@ -535,15 +537,16 @@ def check_args(args: Args) -> None:
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0 += "eval_episodes clip_reward num_levels start_level env_threads micro_batch".split()
+    may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
+    may_be_0 += ["env_threads", "micro_batch"]
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1}
+            highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30)
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value > 0 or name in may_be_0, f"{flag} must be greater than 0")
+            require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -743,7 +746,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -762,7 +765,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

@@ -5,9 +5,11 @@
 # ///
 """TRPO for continuous control: ppo_continuous_mujoco.py with a trust region instead of the clip.
 
-Run:     uv run trpo_continuous_mujoco.py --env-id HalfCheetah-v4
+Run:     uv run trpo_continuous_mujoco.py --env-id Hopper-v4 --no-bootstrap-truncation
+             --no-clip-actions --max-grad-norm 0 --fisher-every 10 --max-kl 0.04
+             --learning-rate 2e-4 --no-anneal-lr --no-clip-vloss
 Look:    tensorboard --logdir runs
-Expect:  on Hopper, with the flags of docs/results.md, 2,200 after 1M steps, 10 minutes (3 seeds)
+Expect:  a return of 2,200 after 1M steps and 10 minutes (mean of 3 seeds)
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the
          update: [S05] to [S07] after baselines/trpo_mpi, [S08]. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
@@ -48,7 +50,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks of 64 units are faster on the CPU
+    cuda: bool = False  # train on a GPU; networks this small are faster on the CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
@@ -121,7 +123,7 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
         delta = mean - self.mean
         spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
@@ -137,7 +139,7 @@ def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.nd
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (N,) -> scaled rewards (N,), without subtracting a mean (vec_normalize.py)."""
+    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -179,11 +181,11 @@ class Agent(nn.Module):
         self.register_buffer("half_range", half.float(), persistent=False)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """What the trust region holds, P numbers; the value's are fitted without one."""
+        """The P parameters that the trust region bounds; Adam fits those of the value."""
         return [self.actor_logstd, *self.actor_mean.parameters()]
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """What makes `act` sample: normal noise (*shape, A), drawn once a rollout to save time."""
+        """Normal noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
         return torch.randn(*shape, len(self.actor_logstd))
 
     def get_policy(self, obs: torch.Tensor) -> Normal:
@@ -278,7 +280,7 @@ def flatten(tensors) -> torch.Tensor:
 
 
 def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: torch.Tensor):
-    """(F + damping) v; F (P, P), never made, is the policy's Fisher matrix at obs (n, O)."""
+    """(F + damping) @ vector; F, never formed, is the policy's Fisher matrix at obs (n, O)."""
     policy = agent.get_policy(obs)
     fixed = Normal(policy.mean.detach(), policy.stddev.detach(), validate_args=False)
     kl = kl_divergence(fixed, policy).sum(-1).mean()  # 2nd derivative: F (arXiv:1502.05477, C)
@@ -289,7 +291,7 @@ def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: t
 
 
 def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
-    """x (P,) with product(x) = b, but for what is left after so many steps (common/cg.py)."""
+    """Approximate solution x (P,) of product(x) = b (baselines/common/cg.py)."""
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
     squares = residual @ residual
@@ -330,7 +332,7 @@ def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
 
 
 def loss_and_grad(agent: Agent, batch: dict, mb_inds, args: Args):
-    """Gradient of the value's loss on samples mb_inds (M,), diagnostics: what is compiled."""
+    """Clipped gradient of the value's loss on samples mb_inds (M,); --compile compiles this."""
     mb = {name: b[mb_inds] for name, b in batch.items()}
     v_loss = value_loss(agent.get_value(mb["obs"]), mb, args)
     grad = flatten(torch.autograd.grad(v_loss, list(agent.critic.parameters())))
@@ -343,7 +345,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, args: Args):
 def train(args: Args) -> dict:
     """Train to the last step, from the checkpoint of --resume if given; returns the result."""
     check_args(args)
-    torch.set_num_threads(1)  # networks of 64 units are slower with more
+    torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
     torch.compiler.reset()  # else only eight runs of a process compile a function
@@ -473,9 +475,9 @@ def train(args: Args) -> dict:
         length = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # its KL is about max_kl
         full_step = length * direction
         policy_stats = line_search(agent, params, full_step, b_policy, batch, max_kl, args)
-        if iteration == start_iteration:
-            example = torch.arange(args.batch_size // args.num_minibatches, device=device)
-            example = (agent, batch, example, args)
+        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
+            first = torch.arange(args.batch_size // args.num_minibatches, device=device)
+            example = (agent, batch, first, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
@@ -491,7 +493,7 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        explained = 1 - b_advantages.var() / batch["returns"].var()  # returns - values: advantages
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         scalars["losses/explained_variance"] = explained.item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = time.time()
@@ -608,15 +610,16 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
             env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
-    for space in (env.observation_space, env.action_space):
+    obs_space, action_space = env.observation_space, env.action_space
+    for space in (obs_space, action_space):
         vector = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
         require(vector, f"{args.env_id} has the space {space}; this script needs vectors (Box)")
-    real = np.issubdtype(env.action_space.dtype, np.floating)
-    require(real, f"{args.env_id} acts in {env.action_space}; this script needs real numbers")
-    bounded = env.action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
+    real = np.issubdtype(action_space.dtype, np.floating)
+    require(real, f"{args.env_id} acts in {action_space}; this script needs real numbers")
+    bounded = action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
     # A copy of each observation: a reset may reuse the memory of final_obs
-    return gym.wrappers.TransformObservation(env, np.array, env.observation_space)
+    return gym.wrappers.TransformObservation(env, np.array, obs_space)
 
 
 def follow_robot(env: gym.Env) -> None:
@@ -651,16 +654,17 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     states = []
     for env in getattr(envs, "envs", []):
-        spec = gym.registry[env.unwrapped.spec.id]  # wrappers of its own could have a state too
+        game = env.unwrapped
+        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
         exact = str(spec.entry_point).startswith("gymnasium.envs.mujoco")
         if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
             return None
-        model, data = env.unwrapped.model, env.unwrapped.data
+        model, data = game.model, game.data
         integration = np.empty(mujoco.mj_stateSize(model, kind))
         mujoco.mj_getState(model, data, integration, kind)
         state = {"integration": torch.from_numpy(integration)}
         state |= {"xpos": torch.tensor(data.xpos), "xipos": torch.tensor(data.xipos)}
-        state["rng"] = env.unwrapped.np_random.bit_generator.state
+        state["rng"] = game.np_random.bit_generator.state
         state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
         states.append(state)
     return states or None
@@ -769,7 +773,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-    except RuntimeError as error:  # which torch makes of an OSError, if a tensor is large
+    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
         raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
     os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
 
@@ -788,7 +792,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """The weights of a checkpoint, if it is of an environment of this shape."""
+    """Load the weights of a checkpoint, if it is of an environment of this shape."""
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:

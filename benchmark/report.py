@@ -10,8 +10,8 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, speed,
-wins, suites, effects (the figure of ablation_details), where (the lines of the details), flags and
-flags_SCRIPT.
+wins, equal, suites, effects (the figure of ablation_details), where (the lines of the details),
+flags and flags_SCRIPT.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from scripts import all_flags, flags_table, where_table
 from selection import FOLDER as SELECTION
 from selection import selection_section
 from tables import (
+    equal_section,
     folder_section,
     start_section,
     suites_section,
@@ -73,6 +74,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["speed"] = speed_section
     if list(RESULTS.glob("wins/*.csv")):
         made["wins"] = wins_section
+    if list(RESULTS.glob("equal/*.csv")):
+        made["equal"] = equal_section
     if FLAGS_ALONE in folders():
         made[FLAGS_ALONE] = flags_section
     made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}

@@ -29,7 +29,7 @@ def read_facts(path: Path) -> dict[str, str]:
 
 
 def read_curve(path: Path) -> pd.DataFrame:
-    """Its columns: step, return and seconds of a run; other ones of results/speed and wins."""
+    """Its columns: step, return and seconds of a run; other ones of speed, wins, equal."""
     return pd.read_csv(path, comment="#")
 
 

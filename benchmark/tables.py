@@ -1,5 +1,6 @@
 """Markdown tables of the runs: returns, aggregates, ablations, suites, other tools' runs."""
 
+import json
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -209,6 +210,26 @@ def wins_section() -> str:
     head = ["environment", "recipe", "won, % (each seed)", "drawn, %", "lost, %", "games"]
     ran = [(f["hardware"], f["versions"], f"commit {f['commit']}") for f, _ in files]
     return f"{table(head, rows, left=2)}\n\n{setups(ran)}"
+
+
+def equal_section() -> str:
+    """A row for each file of results/equal/: how far apart the last weights of two scripts are."""
+    rows, ran = [], []
+    for path in sorted(RESULTS.glob("equal/*.csv"), key=lambda path: read_facts(path)["script"]):
+        facts, data = read_facts(path), read_curve(path)
+        original, commit = facts["original"].rsplit(", ", 1)
+        project = "CleanRL's" if original.startswith("cleanrl/") else "OpenAI's"
+        name = f"{project} `{Path(original).name}` ({commit})"
+        kind = json.loads(facts["args"]).get("arch") if project == "OpenAI's" else None
+        ours = f"`{facts['script']}.py`" + (f", `--arch {kind}`" if kind else "")
+        sizes = [
+            f"{data[column].max():.1e}" for column in ("from_first", "from_theirs", "from_changed")
+        ]
+        rows.append([ours, name, facts["env"], facts["iterations"], *sizes])
+        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
+    head = ["ours", "original", "environment", "iterations", "weights move by up to"]
+    head += ["end from theirs up to", "with lambda 0.94 from ours"]
+    return f"{table(head, rows, left=3)}\n\n{setups(ran)}"
 
 
 def setups(runs: list[tuple[str, str, str]]) -> str:

@@ -165,7 +165,7 @@ PHASIC = {
     "P01": r"self\.aux_critic = ",
     "P02": r"value_hidden\.detach\(\)",
     "P03": r"for epoch in range\(args\.e_policy\)",
-    "P04": r"for epoch in range\(first_epoch, args\.e_auxiliary",
+    "P04": r"for epoch in range\(passes \+ 1, args\.e_auxiliary",
     "P05": r"args\.beta_clone \* kl_loss",
     "P06": r"all_advantages\.mean\(\)",
     "P07": r"nn\.functional\.normalize",
@@ -266,10 +266,10 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | CONTINUOUS,
-    lines=780,  # the design has 740, 360 and 260
-    loop_before=360,
-    plumbing=298,
-    changed=348,
+    lines=782,  # the design has 740, 360 and 260
+    loop_before=356,
+    plumbing=300,
+    changed=338,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Gaussian policy, choice of activation",
@@ -327,10 +327,10 @@ TRPO = Script(
     by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    lines=837,  # the design has 820
-    loop_before=408,
-    plumbing=298,  # the design has 260
-    changed=179,
+    lines=841,  # the design has 820
+    loop_before=410,
+    plumbing=300,  # the design has 260
+    changed=181,
     different={
         "Args": "the flags of the trust region",
         "Agent.__init__": "always two networks",
@@ -375,10 +375,10 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=931,  # the design has 820, 450 and 260, and 50 more for several processes
-    loop_before=431,
-    plumbing=371,
-    changed=649,
+    lines=929,  # the design has 820, 450 and 260, and 50 more for several processes
+    loop_before=432,
+    plumbing=369,
+    changed=647,
     different={
         "Args": "the flags of the details",
         "layer_init": "convolutions",
@@ -442,14 +442,13 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1063,  # the design has 900, 500 and 280, and 50 more for several processes
-    loop_before=505,
-    plumbing=414,
-    changed=290,
+    lines=1064,  # the design has 900, 500 and 280, and 50 more for several processes
+    loop_before=507,
+    plumbing=412,
+    changed=293,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
-        "Agent.forward": "of hidden states",
         "Agent.act": "LSTM",
         "Agent.evaluate_actions": "of hidden states",
         "minibatch_loss": "of hidden states",
@@ -514,10 +513,10 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1099,  # the design has 980, 380 and 480
+    lines=1098,  # the design has 980, 380 and 480
     loop_before=379,
     plumbing=591,
-    changed=683,
+    changed=678,
     different={
         "Args": "the flags of the details, MicroRTS",
         "layer_init": "convolutions",
@@ -572,10 +571,10 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=822,  # the design has 740, 370 and 260, and 50 more for several processes
-    loop_before=362,
-    plumbing=329,
-    changed=551,
+    lines=825,  # the design has 740, 370 and 260, and 50 more for several processes
+    loop_before=365,
+    plumbing=330,
+    changed=542,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "IMPALA's network",
@@ -595,7 +594,8 @@ PROCGEN_SCRIPT = Script(
         "provenance": "version of Procgen",
         "evaluate": "unseen levels",
     },
-    zero=ZERO | {"clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
+    zero=ZERO
+    | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
     bad_flags={
         "--distribution-mode extreme": ["--distribution-mode", "easy", "hard"],
         "--eval-levels test": ["--eval-levels", "train", "unseen"],
@@ -624,13 +624,12 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1009,  # the design has 860, 420 and 270, and 50 more for several processes
-    loop_before=427,
-    plumbing=368,
+    lines=1020,  # the design has 860, 420 and 270, and 50 more for several processes
+    loop_before=430,
+    plumbing=389,
     changed=271,
     different={
         "Args": "the flags of the details",
-        "normalize_reward": "its docstring: also of a rollout",
         "layer_init": "three ways",
         "ResidualBlock.__init__": "initial weights",
         "Agent.__init__": "auxiliary head, architectures",
@@ -646,7 +645,7 @@ PPG = Script(
         "check_args": "flags of the phase",
         "join_processes": "rollouts of the auxiliary phase",
     },
-    zero=PROCGEN_SCRIPT.zero | {"reward_gamma", "beta_clone", "skip_aux_every"},
+    zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
     bad_flags=PROCGEN_SCRIPT.bad_flags
     | {
         "--arch single": ["--arch", "detach", "dual", "shared"],

@@ -390,6 +390,25 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
     )
 
 
+def test_both_backends_play_every_frame(tiny_atari, tmp_path):
+    """Without frames to skip there is no maximum in which they could differ."""
+    pytest.importorskip("envpool")
+    args = tiny_atari(env_id="Freeway", num_envs=1, noop_max=1, frame_skip=1)
+    actions = [0, *[1] * 600]  # up; a crossing pays
+    env = ppo.make_env(args)
+    env.reset(seed=1)
+    ours = play(env, actions, vector=False)
+    args = ppo.replace(args, env_backend="envpool")
+    ppo.check_args(args)
+    envs = ppo.make_envs(args, tmp_path, 1)
+    envs.reset()
+    theirs = play(envs, actions, vector=True)
+    assert [step[1:] for step in ours] == [step[1:] for step in theirs]
+    assert sum(step[1] for step in theirs) > 0
+    late = list(zip(ours, theirs, strict=True))[4:]  # EnvPool repeats the first frame of a game
+    assert all((mine[0] == other[0]).all() for mine, other in late)
+
+
 @pytest.mark.parametrize("env_id, lives", [("Breakout", 5), ("Pong", 0)])
 def test_a_real_game_is_played_to_its_end_over_all_lives(env_id, lives, tiny_atari):
     env = ppo.make_env(tiny_atari(env_id=env_id))
@@ -898,7 +917,6 @@ def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari_fast, rec
     "flags, words",
     [
         ("--env-backend envpool --noop-max 0", ["--noop-max (0)", "--env-backend gymnasium"]),
-        ("--env-backend envpool --frame-skip 1", ["--frame-skip (1)", "--env-backend gymnasium"]),
         ("--capture-video", ["--capture-video", "--env-backend gymnasium"]),
         ("--num-steps 1", ["--num-steps (1)"]),
         ("--repeat-action-probability 1.5", ["--repeat-action-probability (1.5)"]),

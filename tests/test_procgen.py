@@ -1175,7 +1175,7 @@ def test_passes_of_another_policy_are_not_skipped(run_procgen_fast):
     run_dir = kill("aux_loss", 4, run_procgen_fast, None)
     checkpoint = checkpoint_of(run_dir)
     assert checkpoint["paused"]["passes"] == 1
-    checkpoint["paused"]["cloned"] += 1e-6
+    checkpoint["paused"]["phase_key"][1] += 1e-6
     checkpoint["paused"]["agent"] = {}  # which cannot be loaded
     ppg.save_checkpoint(run_dir, checkpoint)
     start_or_resume(run_procgen_fast, run_dir)

@@ -1,0 +1,178 @@
+"""Do the originals and our scripts end with the same weights? -> results/equal/CASE.csv
+
+Run:  python benchmark/equal.py CASE FOLDER PYTHON
+      FOLDER is a clone of the other project, PYTHON an interpreter with what it needs
+
+Both sides begin with the same weights and environments, sample with the same noise and see the
+samples in the same order (draws.py); all else is their own code, unchanged (peers/equal_*.py says
+what is made the same). Adam has a large epsilon on both sides: with a small one the first steps
+have the same length whatever the gradient is, so rounding of a gradient near zero would grow. For
+comparison our script also runs with a lambda of 0.94 instead of 0.95.
+"""
+
+import argparse
+import csv
+import importlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from draws import Draws, WatchedAdam, weights_of
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "equal"
+EPSILON = 1e-2
+AUXILIARY = {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 2}
+OPENAI = {"distribution_mode": "hard", "aux_adam": True, "env_minibatches": True, "vf_coef": 1.0}
+OPENAI |= {"clip_vloss": False, "max_grad_norm": 0.0, "norm_reward_rollout": True}
+OPENAI |= {"reward_gamma": 0.99}
+
+
+@dataclass
+class Case:
+    script: str
+    original: str  # in its clone
+    env_id: str
+    iterations: int
+    num_envs: int
+    num_steps: int
+    num_minibatches: int
+    both: dict = field(default_factory=dict)  # further flags of both
+    ours: dict = field(default_factory=dict)
+
+    @property
+    def shared(self) -> dict:
+        """The flags that both sides have."""
+        sizes = {name: getattr(self, name) for name in ("num_envs", "num_steps", "num_minibatches")}
+        steps = self.iterations * self.num_envs * self.num_steps
+        return {"env_id": self.env_id, "seed": 3, "total_timesteps": steps} | sizes | self.both
+
+
+CASES = {
+    "cleanrl_ppo": Case("ppo", "cleanrl/ppo.py", "CartPole-v1", 8, 4, 128, 4),
+    "cleanrl_ppo_continuous_action": Case(
+        "ppo_continuous_mujoco", "cleanrl/ppo_continuous_action.py", "Pendulum-v1", 4, 1, 48, 4
+    ),
+    "cleanrl_ppo_atari_envpool": Case(
+        "ppo_atari", "cleanrl/ppo_atari_envpool.py", "Pong-v5", 4, 4, 64, 4
+    ),
+    "cleanrl_ppo_atari_lstm": Case("ppo_lstm", "cleanrl/ppo_atari_lstm.py", "Pong-v5", 4, 4, 64, 4),
+    "cleanrl_ppo_procgen": Case("ppo_procgen", "cleanrl/ppo_procgen.py", "bigfish", 4, 4, 64, 2),
+    "cleanrl_ppg_procgen": Case(
+        "ppg_procgen", "cleanrl/ppg_procgen.py", "bigfish", 4, 4, 64, 2, AUXILIARY
+    ),
+}
+for arch in ("dual", "detach", "shared"):
+    ppo = arch == "shared"  # their PPO: no auxiliary phases
+    both = {"n_iteration": 2, "num_aux_rollouts": 2, "e_policy": 3} if ppo else AUXILIARY
+    ours = OPENAI | {"arch": arch, "skip_aux_every": int(ppo)}
+    CASES[f"openai_{'ppo' if ppo else f'ppg_{arch}'}"] = Case(
+        "ppg_procgen", "phasic_policy_gradient", "bigfish", 6, 4, 64, 2, both, ours
+    )
+
+
+def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
+    """The last weights of our script; the first go to the file, if that is new."""
+    module, draws = importlib.import_module(case.script), Draws()
+    draw_noise = module.Agent.draw_noise
+    kind = draws.normal if case.script == "ppo_continuous_mujoco" else draws.gumbel
+    module.Agent.draw_noise = lambda agent, *shape: kind(*draw_noise(agent, *shape).shape)
+    torch.randperm = draws.permutation
+
+    class Adam(WatchedAdam):
+        eps = EPSILON
+
+        def meet(self, agent):
+            if not file.exists():
+                torch.save(weights_of(agent), file)
+
+    torch.optim.Adam = Adam
+    alone = {"eval_episodes": 0, "cuda": False, "compile": False}
+    if hasattr(module.Args, "bootstrap_truncation"):
+        alone["bootstrap_truncation"] = False
+    names = module.Args.__dataclass_fields__
+    alone = {name: value for name, value in alone.items() if name in names}
+    changed = {"exp_name": "_".join(["ours", *changed])} | changed
+    module.train(module.Args(**case.shared | case.ours | alone | changed))
+    return weights_of(Adam.agent)
+
+
+def command_of(case: Case, clone: Path, python: str, file: Path) -> list[str]:
+    """What trains the original."""
+    if case.original == "phasic_policy_gradient":
+        options = case.shared | {"distribution_mode": "hard", "arch": case.ours["arch"]}
+        options["phases"] = case.iterations // options["n_iteration"]
+        peer, rest = "equal_openai_ppg.py", [clone, file, EPSILON, json.dumps(options)]
+    else:
+        flags = [(f"--{name.replace('_', '-')}", value) for name, value in case.shared.items()]
+        peer = "equal_cleanrl.py"
+        rest = [clone / case.original, file, EPSILON, case.num_steps, *sum(flags, ()), "--no-cuda"]
+    return [python, str(HERE / "peers" / peer), *map(str, rest)]
+
+
+def commit_of(folder: Path) -> str:
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def write(name: str, facts: dict, rows: list[tuple]) -> Path:
+    """The results file: facts, then a row for each tensor of weights."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    with open(path, "w", newline="") as file:
+        file.writelines(f"# {key}: {value}\n" for key, value in facts.items())
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["weights", "from_first", "from_theirs", "from_changed"])
+        writer.writerows((key, *(f"{x:.3g}" for x in distances)) for key, *distances in rows)
+    return path
+
+
+def main() -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("clone", type=Path, metavar="FOLDER")
+    parser.add_argument("python", metavar="PYTHON")
+    options = parser.parse_args()
+    case, clone = CASES[options.case], options.clone.resolve()
+    commits = {"commit": commit_of(HERE), "original": f"{case.original}, {commit_of(clone)}"}
+    sys.path.insert(0, str(HERE.parent))
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        file = Path(folder) / "weights.pt"
+        ours = train_ours(case, file)
+        changed = train_ours(case, file, gae_lambda=0.94)
+        first = torch.load(file)
+        command = command_of(case, clone, options.python, file)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{done.stderr}error: exit code {done.returncode}: {shlex.join(command)}")
+        theirs = torch.load(file)
+        (config,) = Path(folder).glob("runs/*__ours__*/config.json")
+        config = json.loads(config.read_text())
+        os.chdir(HERE)
+    rows = []
+    for name, weight in ours.items():
+        others = (first[name], theirs[name], changed[name])
+        rows.append((name, *((weight - other).abs().max().item() for other in others)))
+    facts = {"case": options.case, "script": case.script, "env": case.env_id} | commits
+    facts |= {"iterations": case.iterations, "epsilon": EPSILON, "hardware": config["hardware"]}
+    facts["args"] = json.dumps(config["args"])
+    facts["versions"] = ", ".join(" ".join(pair) for pair in config["versions"].items())
+    path = write(options.case, facts, rows)
+    moved, apart, control = (max(row[i] for row in rows) for i in (1, 2, 3))
+    print(
+        f"{options.case}: weights move by up to {moved:.1e} and end up to {apart:.1e} from theirs,"
+    )
+    print(f"{control:.1e} from those of a lambda of 0.94; {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""benchmark/equal.py: the same draws on both sides, cases that fit the scripts, a table."""
+
+import json
+import sys
+
+import pytest
+import torch
+from registry import ROOT, SCRIPTS
+from test_parallel import available
+
+sys.path.insert(0, str(ROOT / "benchmark"))
+
+import draws  # noqa: E402
+import equal  # noqa: E402
+import results  # noqa: E402
+import tables  # noqa: E402
+
+
+def test_draws_are_the_same_on_both_sides_and_new_each_time():
+    one, other = draws.Draws(), draws.Draws()
+    noise = one.gumbel(3, 2), one.permutation(8), one.gumbel(3, 2), one.permutation(8)
+    again = [other.gumbel(3, 2), other.gumbel(3, 2), other.permutation(8), other.permutation(8)]
+    for mine, theirs in zip(noise, (again[0], again[2], again[1], again[3])):
+        assert mine.equal(theirs)
+    assert not noise[0].equal(noise[2]) and not noise[1].equal(noise[3])
+    assert sorted(noise[1].tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("name", equal.CASES)
+def test_a_case_fits_its_script(name):
+    case = equal.CASES[name]
+    if not available(case.script):
+        pytest.skip("procgen-mirror is not installed")
+    module = SCRIPTS[case.script].module
+    args = module.Args(**case.shared | case.ours | {"cuda": False})
+    module.check_args(args)
+    assert args.num_iterations == case.iterations
+    assert case.iterations % getattr(args, "n_iteration", 1) == 0  # ends with an auxiliary phase
+
+
+def test_our_side_is_repeatable_and_sees_a_changed_lambda(monkeypatch, tmp_path):
+    case, module = equal.CASES["cleanrl_ppo"], SCRIPTS["ppo"].module
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ppo", module)
+    for owner, name in ((module.Agent, "draw_noise"), (torch, "randperm"), (torch.optim, "Adam")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back in the end
+    file = tmp_path / "weights.pt"
+    ours = equal.train_ours(case, file)
+    changed = equal.train_ours(case, file, gae_lambda=0.94)
+    again = equal.train_ours(case, file, seed=case.shared["seed"])
+    for name, first in torch.load(file).items():
+        assert ours[name].equal(again[name]) and not ours[name].equal(first)
+        assert not ours[name].equal(changed[name])
+
+
+def test_the_table_has_the_largest_distances(monkeypatch, tmp_path):
+    facts = {"case": "x", "script": "ppg_procgen", "env": "bigfish", "commit": "0123456"}
+    facts |= {"original": "phasic_policy_gradient, 7295473", "iterations": 6, "epsilon": 0.01}
+    facts |= {"hardware": "a processor", "args": json.dumps({"arch": "dual"}), "versions": "v 1"}
+    monkeypatch.setattr(equal, "RESULTS", tmp_path / "equal")
+    equal.write("x", facts, [("a", 1e-2, 1e-7, 2e-4), ("b", 3e-3, 5e-6, 1e-4)])
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    results.read_facts.cache_clear()
+    row = tables.equal_section().splitlines()[2]
+    assert row.startswith("| `ppg_procgen.py`, `--arch dual` | OpenAI's `phasic_policy_gradient`")
+    assert row.endswith("| bigfish | 6 | 1.0e-02 | 5.0e-06 | 2.0e-04 |")
