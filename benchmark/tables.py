@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from patches import script_of
 from provenance import labels, unknown_commits
-from recipes import ABLATION, HERE, environments_of, flags_of_run, read_recipes, recipes_of
+from recipes import ABLATION, HERE, SCRIPTS, environments_of, flags_of_run, read_recipes, recipes_of
 from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
 from stats import (
     FEWEST,
@@ -215,7 +215,8 @@ def wins_section() -> str:
 def equal_section() -> str:
     """A row for each file of results/equal/: how far apart the last weights of two scripts are."""
     rows, ran = [], []
-    for path in sorted(RESULTS.glob("equal/*.csv"), key=lambda path: read_facts(path)["script"]):
+    files = sorted(RESULTS.glob("equal/*.csv"))  # CleanRL's first
+    for path in sorted(files, key=lambda path: [*SCRIPTS].index(read_facts(path)["script"])):
         facts, data = read_facts(path), read_curve(path)
         original, commit = facts["original"].rsplit(", ", 1)
         project = "CleanRL's" if original.startswith("cleanrl/") else "OpenAI's"
