@@ -93,11 +93,8 @@ def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
                 torch.save(weights_of(agent), file)
 
     torch.optim.Adam = Adam
-    alone = {"eval_episodes": 0, "cuda": False, "compile": False}
-    if hasattr(module.Args, "bootstrap_truncation"):
-        alone["bootstrap_truncation"] = False
-    names = module.Args.__dataclass_fields__
-    alone = {name: value for name, value in alone.items() if name in names}
+    alone = {"eval_episodes": 0, "cuda": False, "compile": False, "bootstrap_truncation": False}
+    alone = {name: value for name, value in alone.items() if hasattr(module.Args, name)}
     changed = {"exp_name": "_".join(["ours", *changed])} | changed
     module.train(module.Args(**case.shared | case.ours | alone | changed))
     return weights_of(Adam.agent)
