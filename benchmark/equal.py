@@ -7,23 +7,27 @@ Both sides begin with the same weights and environments, sample with the same no
 samples in the same order (draws.py); all else is their own code, unchanged (peers/equal_*.py says
 what is made the same). Adam has a large epsilon on both sides: with a small one the first steps
 have the same length whatever the gradient is, so rounding of a gradient near zero would grow. For
-comparison our script also runs with a lambda of 0.94 instead of 0.95.
+comparison our script also runs with a lambda of 0.94.
 """
 
 import argparse
 import csv
-import importlib
+import importlib.util
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from draws import Draws, WatchedAdam, weights_of
+from patches import script_of
+from recipes import read_recipes
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "equal"
@@ -45,6 +49,7 @@ class Case:
     num_minibatches: int
     both: dict = field(default_factory=dict)  # further flags of both
     ours: dict = field(default_factory=dict)
+    flags: str = ""  # of ours, too
 
     @property
     def shared(self) -> dict:
@@ -77,11 +82,30 @@ for arch in ("dual", "detach", "shared"):
     )
 
 
+TASKS = {"only Walker2d-v4": "walker", "only Hopper-v4": "hopper", "only Humanoid-v4": "humanoid"}
+for row in read_recipes().query("folder == 'ablation_study'").itertuples():
+    task = TASKS[row.environments]
+    config = f"configs/{task}_{row.experiment.replace('ppo_m', 'ppom')}.py"
+    CASES[f"madry_{row.experiment}_{task}"] = Case(
+        row.script, config, row.environments.split()[1], 2, 1, 128, 4, flags=row.flags
+    )
+
+
+def module_of(script: str) -> ModuleType:
+    """A script, or the patched one, as a module."""
+    path = script_of(script if script.endswith(".patch") else f"{script}.py")
+    spec = importlib.util.spec_from_file_location(f"equal_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
 def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
     """The last weights of our script; the first go to the file, if that is new."""
-    module, draws = importlib.import_module(case.script), Draws()
+    module, draws = module_of(case.script), Draws()
     draw_noise = module.Agent.draw_noise
-    kind = draws.normal if case.script == "ppo_continuous_mujoco" else draws.gumbel
+    kind = draws.normal if hasattr(module, "Normal") else draws.gumbel
     module.Agent.draw_noise = lambda agent, *shape: kind(*draw_noise(agent, *shape).shape)
     torch.randperm = draws.permutation
 
@@ -96,7 +120,8 @@ def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
     alone = {"eval_episodes": 0, "cuda": False, "compile": False, "bootstrap_truncation": False}
     alone = {name: value for name, value in alone.items() if hasattr(module.Args, name)}
     changed = {"exp_name": "_".join(["ours", *changed])} | changed
-    module.train(module.Args(**case.shared | case.ours | alone | changed))
+    args = module.parse_args(case.flags.split())
+    module.train(replace(args, **case.shared | case.ours | alone | changed))
     return weights_of(Adam.agent)
 
 
@@ -106,6 +131,9 @@ def command_of(case: Case, clone: Path, python: str, file: Path) -> list[str]:
         options = case.shared | {"distribution_mode": "hard", "arch": case.ours["arch"]}
         options["phases"] = case.iterations // options["n_iteration"]
         peer, rest = "equal_openai_ppg.py", [clone, file, EPSILON, json.dumps(options)]
+    elif case.flags:
+        peer = "equal_madry.py"
+        rest = [clone / case.original, file, EPSILON, json.dumps(case.shared)]
     else:
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in case.shared.items()]
         peer = "equal_cleanrl.py"
@@ -138,8 +166,8 @@ def main() -> None:
     parser.add_argument("python", metavar="PYTHON")
     options = parser.parse_args()
     case, clone = CASES[options.case], options.clone.resolve()
+    python = os.path.abspath(shutil.which(options.python) or sys.exit("error: no such PYTHON"))
     commits = {"commit": commit_of(HERE), "original": f"{case.original}, {commit_of(clone)}"}
-    sys.path.insert(0, str(HERE.parent))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -147,7 +175,7 @@ def main() -> None:
         ours = train_ours(case, file)
         changed = train_ours(case, file, gae_lambda=0.94)
         first = torch.load(file)
-        command = command_of(case, clone, options.python, file)
+        command = command_of(case, clone, python, file)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{done.stderr}error: exit code {done.returncode}: {shlex.join(command)}")

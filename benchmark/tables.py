@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from patches import script_of
 from provenance import labels, unknown_commits
-from recipes import ABLATION, HERE, SCRIPTS, environments_of, flags_of_run, read_recipes, recipes_of
+from recipes import ABLATION, HERE, environments_of, flags_of_run, read_recipes, recipes_of
 from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
 from stats import (
     FEWEST,
@@ -212,24 +212,35 @@ def wins_section() -> str:
     return f"{table(head, rows, left=2)}\n\n{setups(ran)}"
 
 
+def original_of(facts: dict[str, str]) -> str:
+    """What a file of results/equal compares with: CleanRL's `ppo.py` (fe8d8a03)."""
+    original, commit = facts["original"].rsplit(", ", 1)
+    if original.startswith("cleanrl/"):
+        return f"CleanRL's `{Path(original).name}` ({commit})"
+    if original.startswith("configs/"):
+        return f"Implementation Matters' `{Path(original).stem.split('_', 1)[1]}` ({commit})"
+    return f"OpenAI's `{original}` ({commit}), `arch={json.loads(facts['args'])['arch']}`"
+
+
 def equal_section() -> str:
-    """A row for each file of results/equal/: how far apart the last weights of two scripts are."""
-    rows, ran = [], []
-    files = sorted(RESULTS.glob("equal/*.csv"))  # CleanRL's first
-    for path in sorted(files, key=lambda path: [*SCRIPTS].index(read_facts(path)["script"])):
-        facts, data = read_facts(path), read_curve(path)
-        original, commit = facts["original"].rsplit(", ", 1)
-        project = "CleanRL's" if original.startswith("cleanrl/") else "OpenAI's"
-        name = f"{project} `{Path(original).name}` ({commit})"
-        kind = json.loads(facts["args"]).get("arch") if project == "OpenAI's" else None
-        ours = f"`{facts['script']}.py`" + (f", `--arch {kind}`" if kind else "")
-        sizes = [
-            f"{data[column].max():.1e}" for column in ("from_first", "from_theirs", "from_changed")
-        ]
-        rows.append([ours, name, facts["env"], facts["iterations"], *sizes])
-        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
-    head = ["ours", "original", "environment", "iterations", "weights move by up to"]
-    head += ["end from theirs up to", "with lambda 0.94 from ours"]
+    """A row for each original of results/equal/: how far apart the last weights are."""
+    files = [(read_facts(path), read_curve(path)) for path in sorted(RESULTS.glob("equal/*.csv"))]
+    files.sort(key=lambda file: file[0]["script"].endswith(".patch"))
+    groups = defaultdict(list)
+    for facts, data in files:
+        groups[facts["script"], original_of(facts), facts["iterations"]].append((facts, data))
+    rows = []
+    for (script, original, iterations), runs in groups.items():
+        ours = Path(script).name if script.endswith(".patch") else f"{script}.py"
+        far = pd.DataFrame([data.drop(columns="weights").max() for _, data in runs])
+        ends = (far["from_first"].max(), far["from_theirs"].max(), far["from_changed"].min())
+        envs = ", ".join(facts["env"] for facts, _ in runs)
+        rows.append([f"`{ours}`", original, envs, iterations, *(f"{end:.1e}" for end in ends)])
+    head = ["ours", "original", "environments", "iterations", "weights move by up to"]
+    head += ["end from theirs by up to", "with lambda 0.94 from ours by"]
+    ran = [
+        (facts["hardware"], facts["versions"], f"commit {facts['commit']}") for facts, _ in files
+    ]
     return f"{table(head, rows, left=3)}\n\n{setups(ran)}"
 
 
