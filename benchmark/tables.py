@@ -225,7 +225,7 @@ def original_of(facts: dict[str, str]) -> str:
 def equal_section() -> str:
     """A row for each original of results/equal/: how far apart the last weights are."""
     files = [(read_facts(path), read_curve(path)) for path in sorted(RESULTS.glob("equal/*.csv"))]
-    files.sort(key=lambda file: file[0]["script"].endswith(".patch"))
+    files.sort(key=lambda file: [*SCRIPTS, file[0]["script"]].index(file[0]["script"]))
     groups = defaultdict(list)
     for facts, data in files:
         groups[facts["script"], original_of(facts), facts["iterations"]].append((facts, data))
