@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from patches import script_of
 from provenance import labels, unknown_commits
-from recipes import ABLATION, HERE, environments_of, flags_of_run, read_recipes, recipes_of
+from recipes import ABLATION, HERE, SCRIPTS, environments_of, flags_of_run, read_recipes, recipes_of
 from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
 from stats import (
     FEWEST,
