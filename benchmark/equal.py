@@ -147,14 +147,17 @@ def commit_of(folder: Path) -> str:
 
 
 def write(name: str, facts: dict, rows: list[tuple]) -> Path:
-    """The results file: facts, then a row for each tensor of weights."""
+    """The results file: facts, then a row for each tensor of weights.
+
+    The largest distances of one weight, and the sum of what ours moved (a test repeats that).
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.csv"
     with open(path, "w", newline="") as file:
         file.writelines(f"# {key}: {value}\n" for key, value in facts.items())
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["weights", "from_first", "from_theirs", "from_changed"])
-        writer.writerows((key, *(f"{x:.3g}" for x in distances)) for key, *distances in rows)
+        writer.writerow(["weights", "from_first", "from_theirs", "from_changed", "drift"])
+        writer.writerows((key, *(f"{x:.3g}" for x in numbers)) for key, *numbers in rows)
     return path
 
 
@@ -186,7 +189,8 @@ def main() -> None:
     rows = []
     for name, weight in ours.items():
         others = (first[name], theirs[name], changed[name])
-        rows.append((name, *((weight - other).abs().max().item() for other in others)))
+        sizes = ((weight - other).abs().max().item() for other in others)
+        rows.append((name, *sizes, (weight - first[name]).sum().item()))
     facts = {"case": options.case, "script": case.script, "env": case.env_id} | commits
     facts |= {"iterations": case.iterations, "epsilon": EPSILON, "hardware": config["hardware"]}
     facts["args"] = json.dumps(config["args"])

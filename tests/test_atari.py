@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from watch import assert_equal, checkpoint_of, episodes_of, state_of
+from watch import assert_equal, checkpoint_of, episodes_of, scalars_of, state_of
 
 import ppo_atari as ppo
 
@@ -390,6 +390,19 @@ def test_both_backends_play_the_same_game(env_id, tiny_atari, tmp_path, monkeypa
     )
 
 
+def test_envpool_gets_every_flag(tiny_atari, tmp_path):
+    pytest.importorskip("envpool")
+    flags = {"episodic_life": False, "full_action_space": True, "repeat_action_probability": 0.25}
+    flags |= {"noop_max": 7, "frame_skip": 3, "max_episode_steps": 99}
+    theirs = {"frame_stack": 2, "fire_reset": False, "clip_reward": False}
+    args = tiny_atari(env_backend="envpool", **flags, **theirs)
+    config = ppo.make_envs(args, tmp_path, 5).config
+    assert {name: config[name] for name in flags} == flags and config["seed"] == 5
+    names = ("stack_num", "use_fire_reset", "reward_clip")
+    assert [config[name] for name in names] == [*theirs.values()]
+    assert ppo.make_env(tiny_atari(full_action_space=True)).action_space.n == 18
+
+
 def test_both_backends_play_every_frame(tiny_atari, tmp_path):
     """Without frames to skip there is no maximum in which they could differ."""
     pytest.importorskip("envpool")
@@ -623,17 +636,33 @@ def test_next_values_are_those_of_the_states_that_followed(run_atari_fast, spy):
     off.
     """
     acts, gae_calls = spy(ppo.Agent, "act"), spy(ppo, "gae")
-    run_atari_fast(max_episode_steps=20, ortho_init=False, num_steps=64, total_timesteps=128)
-    agent, obs = acts[0][0][0], torch.stack([inputs[1] for inputs, _ in acts])  # (64, 2, 4, 84, 84)
-    (_, values, next_values, terminations, dones, *_), _ = gae_calls[0]
+    flags = {"max_episode_steps": 20, "ortho_init": False, "num_steps": 64}
+    run_atari_fast(**flags, total_timesteps=256, learning_rate=1e-30)  # two rollouts of one policy
+    agent, obs = acts[0][0][0], torch.stack([inputs[1] for inputs, _ in acts])  # (128, 2, ...)
+    both = zip(*(inputs[:5] for inputs, _ in gae_calls))
+    _, values, next_values, terminations, dones = map(np.concatenate, both)
     with torch.no_grad():
-        truth = agent(obs.flatten(0, 1))[1].reshape(64, 2).numpy()
+        truth = agent(obs.flatten(0, 1))[1].reshape(128, 2).numpy()
     np.testing.assert_allclose(values, truth, atol=1e-5)
     np.testing.assert_allclose(next_values[:-1], truth[1:], atol=1e-5)
     cuts = np.argwhere((dones - terminations)[:-1] == 1)
     assert len(cuts) >= 4
     for t, n in cuts:  # the row after the limit goes on from the state before it: no reset yet
         assert (obs[t + 1, n, :3] == obs[t, n, 1:]).all() and not valid_of(dones)[t + 1, n]
+
+
+def test_explained_variance_leaves_out_reset_rows(run_atari_fast, spy):
+    gae_calls = spy(ppo, "gae")
+    flags = {"max_episode_steps": 7, "num_steps": 64, "total_timesteps": 128}
+    run_dir = run_atari_fast(**flags, ortho_init=False)["run_dir"]
+    (_, values, _, _, dones, *_), advantages = gae_calls[0]
+    ((_, logged),) = scalars_of(run_dir)["losses/explained_variance"]
+    explained = [
+        1 - advantages[rows].var() / (advantages + values)[rows].var()
+        for rows in (valid_of(dones), np.ones_like(dones, bool))
+    ]
+    assert logged == pytest.approx(explained[0], rel=1e-4)
+    assert logged != pytest.approx(explained[1], rel=1e-3)
 
 
 def test_time_limits_end_the_game_without_bootstrap_truncation(run_atari_fast, spy):
@@ -947,9 +976,16 @@ def test_what_envpool_has_learned_can_be_played_and_filmed_without_it(run_atari_
     monkeypatch.setattr(ppo, "find_spec", lambda name: name != "envpool")
     play = ["--evaluate", str(run_dir), "--eval-episodes", "1"]
     assert ppo.parse_args([*play, "--env-backend", "gymnasium"]).env_backend == "gymnasium"
-    assert ppo.parse_args([*play, "--capture-video"]).capture_video
+    filming = ppo.parse_args([*play, "--capture-video"])
     with pytest.raises(ppo.UserError, match="--env-backend gymnasium"):
         ppo.parse_args(play)
+
+    def stop(args, *_):
+        raise KeyboardInterrupt(args.env_backend)
+
+    monkeypatch.setattr(ppo, "make_envs", stop)
+    with pytest.raises(KeyboardInterrupt, match="gymnasium"):
+        ppo.evaluate(filming, run_dir)
 
 
 @pytest.mark.parametrize(

@@ -661,6 +661,14 @@ def test_every_episode_is_logged_also_those_that_end_together(script, run_script
     assert result["return"] == 5.0
 
 
+def test_the_return_of_a_run_is_the_mean_of_its_last_100_episodes(runner):
+    flags = {"env_id": "CartPole-v1", "num_steps": 128, "total_timesteps": 8192, "update_epochs": 1}
+    result = runner(ppo)(**flags)
+    returns = [value for _, value, _ in episodes_of(result["run_dir"])]
+    assert len(returns) > 150
+    assert result["return"] == pytest.approx(np.mean(returns[-100:]), rel=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:.*out of date")
 def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch):
     """An independent run of the same environment with the same actions."""

@@ -667,7 +667,8 @@ def test_tasks_of_an_array_are_the_runs_of_the_plan(name, recipe, copy):
 
 def test_runs_side_by_side_have_one_gpu_each(copy):
     """A stand-in for Python says which GPU it sees; two workers, never the same one at a time."""
-    (copy / "python.sh").write_text('echo "$CUDA_VISIBLE_DEVICES" >> gpus; sleep 0.5; exit 1\n')
+    stub = "gpu=$CUDA_VISIBLE_DEVICES; echo +$gpu >> gpus; sleep 0.5; echo -$gpu >> gpus; exit 1\n"
+    (copy / "python.sh").write_text(stub)
     variables = {
         "PYTHON": "bash python.sh",
         "GPUS": "3 5",
@@ -676,8 +677,15 @@ def test_runs_side_by_side_have_one_gpu_each(copy):
         "ENVS": "Ant-v4 Hopper-v5",
     }
     output_of(suite(copy, "benchmark/mujoco.sh", **variables), code=1)
-    gpus = (copy / "gpus").read_text().split()
-    assert sorted(gpus) == ["3", "3", "5", "5"] and gpus[0] != gpus[1]
+    at_work = []
+    lines = (copy / "gpus").read_text().split()
+    for begins, gpu in lines:
+        if begins == "+":
+            assert gpu not in at_work
+            at_work.append(gpu)
+        else:
+            at_work.remove(gpu)
+    assert sorted(lines) == sorted(["+3", "-3", "+5", "-5"] * 2)
 
 
 def test_runs_that_fail_hold_up_no_others(copy):

@@ -341,6 +341,41 @@ def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_resume(script):
     assert lacks(message, ["no checkpoint", str(run_dir)]) == []
 
 
+@scripts
+def test_optimizers_and_cudnn_have_the_flags_given(script, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # put back in the end
+    flags = {"anneal_lr": False, "learning_rate": 3e-3, "adam_eps": 3e-4}
+    flags |= {"torch_deterministic": False}
+    flags |= {"aux_adam": True} if script.name == "ppg_procgen" else {}
+    checkpoint = checkpoint_of(train(script, **flags))
+    for name in checkpoint.keys() & {"optimizer", "aux_optimizer"}:
+        (group,) = checkpoint[name]["param_groups"]
+        assert (group["lr"], group["eps"]) == (3e-3, 3e-4), name
+    assert not torch.backends.cudnn.deterministic
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if "X02" in SCRIPTS[name].details])
+def test_what_is_drawn_is_played(name, spy, monkeypatch):
+    """At each step the actions of that step, drawn with its noise."""
+    module, played = SCRIPTS[name].module, []
+    make = module.make_envs
+    acts, noises = spy(module.Agent, "act"), spy(module.Agent, "draw_noise")
+
+    def watched(*args):
+        envs = make(*args)
+        step = envs.step
+        envs.step = lambda action: played.append(action.copy()) or step(action)
+        return envs
+
+    monkeypatch.setattr(module, "make_envs", watched)
+    args = module.Args(**SCRIPTS[name].tiny)
+    train(SCRIPTS[name], total_timesteps=args.batch_size, eval_episodes=0)
+    assert len(played) == args.num_steps > 8
+    for t, ((_, *inputs), result) in enumerate(acts[: args.num_steps]):
+        assert torch.equal(inputs[-1], noises[0][1][t])
+        assert (result[0].numpy() == played[t]).all()
+
+
 @cases_of("inexact", quick=1)
 def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script, case, monkeypatch):
     run_dir = killed(script, "after renaming", 3, lambda: train(script, **case))
@@ -349,7 +384,7 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     seeds = seeds_of_resets(script, monkeypatch)
     result = resume(script, run_dir)
     args = script.module.Args(**script.tiny | case)
-    assert seeds[-1] >= args.seed + args.num_envs  # not the same again
+    assert seeds[-1] >= args.seed + 3 * args.num_envs  # not those of an earlier start again
     episodes = episodes_of(run_dir)
     assert episodes[: len(before)] == before
     for step, _, length in episodes[len(before) :]:  # lengths begin with the environments

@@ -3,6 +3,9 @@
 import json
 import sys
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,12 +57,41 @@ def test_our_side_is_repeatable_and_sees_a_changed_lambda(monkeypatch, tmp_path)
         assert not ours[name].equal(changed[name])
 
 
+def missing(facts: dict) -> list[str]:
+    """The environments' packages that a results file names and this machine lacks."""
+    needed = (pair.split(" ") for pair in facts["versions"].split(", "))
+    needed = [(name, at) for name, at in needed if name in ("mujoco", "envpool", "procgen-mirror")]
+    return [
+        f"{name} {at}"
+        for name, at in needed
+        if find_spec(name.split("-")[0]) is None or version(name) != at
+    ]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", equal.CASES)
+def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path):
+    """Where it ended when it was compared with the original."""
+    path = equal.RESULTS / f"{name}.csv"
+    if lacking := missing(results.read_facts(path)):
+        pytest.skip(f"not here: {lacking}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "randperm", torch.randperm)  # put back in the end
+    monkeypatch.setattr(torch.optim, "Adam", torch.optim.Adam)
+    ours, first = equal.train_ours(equal.CASES[name], Path("weights.pt")), torch.load("weights.pt")
+    for row in results.read_curve(path).itertuples():
+        change = ours[row.weights] - first[row.weights]
+        slack = 1e-3 * row.from_first * change.numel() ** 0.5
+        assert change.abs().max().item() == pytest.approx(row.from_first, rel=0.05), row.weights
+        assert change.sum().item() == pytest.approx(row.drift, rel=0.05, abs=slack), row.weights
+
+
 def test_the_table_has_the_largest_distances(monkeypatch, tmp_path):
     facts = {"case": "x", "script": "ppg_procgen", "env": "bigfish", "commit": "0123456"}
     facts |= {"original": "phasic_policy_gradient, 7295473", "iterations": 6, "epsilon": 0.01}
     facts |= {"hardware": "a processor", "args": json.dumps({"arch": "dual"}), "versions": "v 1"}
     monkeypatch.setattr(equal, "RESULTS", tmp_path / "equal")
-    equal.write("x", facts, [("a", 1e-2, 1e-7, 2e-4), ("b", 3e-3, 5e-6, 1e-4)])
+    equal.write("x", facts, [("a", 1e-2, 1e-7, 2e-4, 1.0), ("b", 3e-3, 5e-6, 1e-4, 2.0)])
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     results.read_facts.cache_clear()
     row = tables.equal_section().splitlines()[2]

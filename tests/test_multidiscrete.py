@@ -1034,6 +1034,21 @@ def test_first_minibatch_has_ratio_one(variant, run_multidiscrete, spy):
     assert second["approx_kl"] > 1e-6  # one step later the policy has moved
 
 
+def test_stored_actions_are_draws_at_their_observations(run_multidiscrete, spy, monkeypatch):
+    class Decided(ppo.Agent):  # whose actions depend on what it sees
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.actor.weight.data.mul_(100)
+
+    monkeypatch.setattr(ppo, "Agent", Decided)
+    updates, noises = spy(ppo, "loss_and_grad"), spy(ppo.Agent, "draw_noise")
+    run_multidiscrete(ortho_init=False, num_steps=64, total_timesteps=128)
+    (agent, batch, *_), _ = updates[0]
+    noise, masks = noises[0][1].flatten(0, 1), batch["masks"].numpy()
+    assert (agent.act(batch["obs"], masks, noise)[0] == batch["actions"].numpy()).all()
+    assert (agent.act(batch["obs"].roll(2, 0), masks, noise)[0] != batch["actions"].numpy()).any()
+
+
 def test_action_noise_is_gumbel(run_multidiscrete, spy):
     """The wrong sign would show: 37% of it is negative, not 63%."""
     acts = spy(ppo.Agent, "act")

@@ -345,6 +345,20 @@ def test_every_sample_once_an_epoch(run_trpo, spy):
     assert len({tuple(epoch) for epoch in epochs}) == 6
 
 
+@pytest.mark.parametrize("bound", [0.0, 1e-3])
+def test_the_values_gradient_is_that_of_its_loss(bound, run_trpo, spy):
+    updates = spy(trpo, "loss_and_grad")
+    run_trpo(max_grad_norm=bound, learning_rate=0.01)
+    for (agent, batch, inds, args), (gradient, _) in updates:
+        value, old, target = agent.get_value(batch["obs"]), batch["values"], batch["returns"]
+        clipped = old + (value - old).clamp(-args.clip_coef, args.clip_coef)
+        losses = torch.maximum((value - target) ** 2, (clipped - target) ** 2) / 2
+        params = list(agent.critic.parameters())
+        expected = trpo.flatten(torch.autograd.grad(losses[inds].mean(), params))
+        expected = expected * ((bound / (expected.norm() + 1e-6)).clamp(max=1) if bound else 1)
+        torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
+
+
 def test_the_values_gradient_is_clipped(run_trpo, spy):
     updates = spy(trpo, "loss_and_grad")
     run_trpo(max_grad_norm=1e-3)
