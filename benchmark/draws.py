@@ -48,7 +48,7 @@ class WatchedAdam(torch.optim.Adam):
             self.meet(agent)
 
     def meet(self, agent: torch.nn.Module) -> None:
-        raise NotImplementedError
+        """To be overridden: save the first weights, or load them."""
 
 
 def weights_of(agent: torch.nn.Module) -> dict[str, torch.Tensor]:
