@@ -94,7 +94,7 @@ class Args:
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -125,7 +125,10 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (n,) at observations (n, O): Gumbel-max samples, or the modes if noise is 0."""
+        """Actions (n,) at observations (n, O): samples of the policy, or its modes if noise is 0.
+
+        The argmax of logits + Gumbel noise is a sample of the softmax (Gumbel-max trick).
+        """
         return (self.actor(obs) + noise).argmax(-1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
@@ -211,7 +214,7 @@ def train(args: Args) -> dict:
     # A rollout
     T, N = args.num_steps, args.num_envs
     obs = np.zeros((T, N, *obs_space.shape), np.float32)
-    actions = np.zeros((T, N), np.int64)  # from 0
+    actions = np.zeros((T, N), np.int64)  # counted from 0
     rewards = np.zeros((T, N), np.float32)
     following_obs = np.zeros_like(obs)  # what step t led to, before any reset
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
@@ -279,7 +282,7 @@ def train(args: Args) -> dict:
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
-        with torch.no_grad():  # one pass instead of T: the weights have not changed since
+        with torch.no_grad():  # still the rollout's weights: one pass instead of T
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)  # (B,)
             b_next_values = agent.get_value(b_following_obs)  # (B,)
         values = b_values.view(T, N).cpu().numpy()
@@ -397,6 +400,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()

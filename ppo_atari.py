@@ -231,7 +231,7 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -366,8 +366,8 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
-    rank, world_size, local_args = join_processes(args)
+    torch.compiler.reset()  # drop older graphs; later it would keep the process group alive
+    rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -411,18 +411,16 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        processes = checkpoint["processes"]
-        saved = f"{run_dir} is of {len(processes)} processes"
-        require(len(processes) == world_size, f"{saved}, not of {world_size}")
+        process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(processes[rank]["rng"])
+        torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, processes[rank]["envs"]):
-            carried = (x.numpy() for x in processes[rank]["carried"])
+        if restore_envs(envs, process["envs"]):
+            carried = (x.numpy() for x in process["carried"])
             next_obs, next_valid, episodic_return, episodic_length = carried
 
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
@@ -433,7 +431,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -465,25 +463,24 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # row t + 1: V of what followed step t, a reset row's too
+        V = values.cpu().numpy()  # (T + 1, N); a reset row still observes the end of its episode
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
-        steps = (rewards, np_values[:T], np_values[1:], ends, dones)
-        advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
+        advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
         # -- update --
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
         batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
         batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
         batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps: at least B / 3
+        valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps
         if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             first = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
             example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(valid_inds)).repeat(3)  # some twice: B in all
-            b_inds = valid_inds[order[: local_args.batch_size]].to(device)
+            order = torch.randperm(len(valid_inds)).repeat(3)  # real steps are at least B / 3
+            b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # B: some of them again
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_fn(agent, mb, clip_coef, args)
@@ -500,7 +497,8 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,), of row t
+        real_steps = sum(all_gather(valid.sum(axis=1)))  # (T,), of all processes in each row
+        step_after = global_step + real_steps.cumsum()
         for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
@@ -512,9 +510,9 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # returns - values, returns
-        error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
-        scalars["losses/explained_variance"] = (1 - error / spread).item()
+        residuals = torch.cat(all_gather(b_advantages[valid_inds].cpu()))  # returns - values
+        returns = torch.cat(all_gather(batch["returns"][valid_inds].cpu()))
+        scalars["losses/explained_variance"] = (1 - residuals.var() / returns.var()).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
@@ -600,6 +598,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
@@ -632,11 +631,15 @@ def check_args(args: Args) -> None:
     game_name(args.env_id)
 
 
-def join_processes(args: Args) -> tuple[int, int, Args]:
-    """Rank of this process, number of processes, and the arguments with this one's share."""
+def join_processes(args: Args) -> tuple[int, Args]:
+    """Rank of this process, and the arguments with its share."""
+    size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+    if args.resume:
+        saved = len(load_checkpoint(args.resume)["processes"])
+        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
     if not dist.is_torchelastic_launched():
-        return 0, 1, args
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return 0, args
+    rank = int(os.environ["RANK"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     local_args = replace(args, num_envs=args.num_envs // size)
     local_args.total_timesteps //= size  # as many iterations
@@ -650,7 +653,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, local_args
+    return rank, local_args
 
 
 def all_gather(value) -> list:

@@ -131,10 +131,10 @@ class VectorObservation(gym.Wrapper):
 
     def __init__(self, env: gym.Env, args: Args):
         super().__init__(env)
-        hidden = self.velocities[env.spec.name] if args.mask_velocity else []
+        masked = self.velocities[env.spec.name] if args.mask_velocity else []
         shape = env.observation_space.shape
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        self.seen = np.float32(~np.isin(np.arange(shape[0]), hidden))
+        self.seen = (~np.isin(np.arange(shape[0]), masked)).astype(np.float32)
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
@@ -256,7 +256,7 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -295,8 +295,10 @@ class Agent(nn.Module):
         self.lstm = nn.LSTM(512 if pixels else 64, 128)
         if args.ortho_init:  # [L01] LSTM initialization: orthogonal weights of gain 1, zero biases
             for name, param in self.lstm.named_parameters():
-                init = nn.init.zeros_ if "bias" in name else nn.init.orthogonal_
-                init(param)
+                if "bias" in name:
+                    nn.init.zeros_(param)
+                else:
+                    nn.init.orthogonal_(param)
         self.actor = layer_init(nn.Linear(128, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(128, 1), 1.0, args)
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
@@ -391,12 +393,12 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
-    """All steps of environments mb_envs (n,) as S sequences with no reset inside, for `run_lstm`.
+    """The steps of environments mb_envs (n,) as sequences with no reset inside, for `run_lstm`.
 
-    keep_state: (T, N), False on rows whose successor starts from zeros: resets, which still belong
-    to the episode that ended. state: (2, N, H) before the rollout. Returns of each of the M = n * T
-    samples its row in the batch and its row in a padded array (L, S), where L is the length of the
-    longest sequence; L; the states before the sequences (2, S, H).
+    A sequence ends with the rollout, or with a row where keep_state (T, N) is False: a reset, from
+    which the next row starts with zeros. The S sequences fill a padded array (L, S), L the longest.
+    Returns of each of the M = n * T samples its row in the batch and its place in that array, flat;
+    L; the states (2, S, H) that the sequences start from, given `state` (2, N, H) of the rollout.
     T = 5, n = 1, a reset in row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, padded 0 2 | 1 3 | - 4.
     """
     T, N = keep_state.shape
@@ -412,7 +414,7 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
     mb_inds = upload(mb_inds, state.device)
     padded_inds = upload(padded_inds, state.device)
-    return mb_inds, padded_inds, int(step.numpy().max()) + 1, state
+    return mb_inds, padded_inds, int(step.max()) + 1, state
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
@@ -439,8 +441,8 @@ def train(args: Args) -> dict:
         torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
-    rank, world_size, local_args = join_processes(args)
+    torch.compiler.reset()  # drop older graphs; later it would keep the process group alive
+    rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -485,20 +487,18 @@ def train(args: Args) -> dict:
     episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
     episodic_length = np.zeros(N)
     if checkpoint:
-        processes = checkpoint["processes"]
-        saved = f"{run_dir} is of {len(processes)} processes"
-        require(len(processes) == world_size, f"{saved}, not of {world_size}")
+        process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(processes[rank]["rng"])
+        torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, processes[rank]["envs"]):
-            carried = (x.numpy() for x in processes[rank]["carried"])
+        if restore_envs(envs, process["envs"]):
+            carried = (x.numpy() for x in process["carried"])
             next_obs, next_valid, episodic_return, episodic_length = carried
-            lstm_state = processes[rank]["lstm_state"].to(device)
+            lstm_state = process["lstm_state"].to(device)
 
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
@@ -508,7 +508,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -540,10 +540,9 @@ def train(args: Args) -> dict:
         # -- advantages --
         update_start = time.time()
         values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # any noise: the action is not used
-        np_values = values.cpu().numpy()  # row t + 1: V of what followed step t, a reset row's too
+        V = values.cpu().numpy()  # (T + 1, N); a reset row still observes the end of its episode
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
-        steps = (rewards, np_values[:T], np_values[1:], ends, dones)
-        advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
+        advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
         # -- update --
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
@@ -573,7 +572,7 @@ def train(args: Args) -> dict:
                 features = encode(agent, b_obs[mb_inds])  # (M, F)
                 hidden = agent.run_lstm(features, padded_inds, length, state)  # (M, H)
                 real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
-                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # some twice: M in all
+                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # M: some of them again
                 chosen = upload(torch.from_numpy(real)[order], device)
                 mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
                 mb["hidden"] = hidden[chosen]
@@ -591,7 +590,8 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        step_after = global_step + sum(all_gather(valid.sum(axis=1))).cumsum()  # (T,), of row t
+        real_steps = sum(all_gather(valid.sum(axis=1)))  # (T,), of all processes in each row
+        step_after = global_step + real_steps.cumsum()
         for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
@@ -603,9 +603,9 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages[valid_inds], batch["returns"][valid_inds])  # returns - values, returns
-        error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
-        scalars["losses/explained_variance"] = (1 - error / spread).item()
+        residuals = torch.cat(all_gather(b_advantages[valid_inds].cpu()))  # returns - values
+        returns = torch.cat(all_gather(batch["returns"][valid_inds].cpu()))
+        scalars["losses/explained_variance"] = (1 - residuals.var() / returns.var()).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
@@ -692,6 +692,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
@@ -727,11 +728,15 @@ def check_args(args: Args) -> None:
     require(known or not args.mask_velocity, f"--mask-velocity knows {names}, not {args.env_id}")
 
 
-def join_processes(args: Args) -> tuple[int, int, Args]:
-    """Rank of this process, number of processes, and the arguments with this one's share."""
+def join_processes(args: Args) -> tuple[int, Args]:
+    """Rank of this process, and the arguments with its share."""
+    size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+    if args.resume:
+        saved = len(load_checkpoint(args.resume)["processes"])
+        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
     if not dist.is_torchelastic_launched():
-        return 0, 1, args
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return 0, args
+    rank = int(os.environ["RANK"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     local_args = replace(args, num_envs=args.num_envs // size)
     local_args.total_timesteps //= size  # as many iterations
@@ -745,7 +750,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, local_args
+    return rank, local_args
 
 
 def all_gather(value) -> list:

@@ -120,10 +120,10 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
         delta = mean - self.mean
-        spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
-        return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
+        m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
 
 
 def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.ndarray:
@@ -145,7 +145,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -154,7 +154,7 @@ def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Modul
 
 
 class ChannelsFirst(nn.Module):
-    """Grids (n, height, width, channels) -> (n, channels, height, width), by the largest bound."""
+    """Grids (n, height, width, channels) -> (n, channels, height, width), scaled by the bounds."""
 
     def __init__(self, obs_space: gym.spaces.Box):
         super().__init__()
@@ -191,7 +191,7 @@ class Agent(nn.Module):
 
         trunk = cnn if len(obs_space.shape) == 3 else mlp
         self.actor_trunk = trunk()
-        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] shared
+        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] one or two
         features = self.actor_trunk[-2].out_features
         self.actor = layer_init(nn.Linear(features, sum(self.nvec)), 0.01, args)
         self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
@@ -311,7 +311,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # else only eight runs of a process compile a function
+    torch.compiler.reset()  # a function compiles eight times at most; train may run again
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -332,7 +332,7 @@ def train(args: Args) -> dict:
     T, N = args.num_steps, args.num_envs
     D, L = len(agent.nvec), sum(agent.nvec)
     obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
-    actions = np.zeros((T, N, D), np.int64)  # from 0
+    actions = np.zeros((T, N, D), np.int64)  # counted from 0
     masks = np.zeros((T, N, L), bool)  # under which the actions were drawn
     idle = np.zeros((T, N), bool)  # nothing was allowed
     rewards = np.zeros((T, N), np.float32)  # normalized
@@ -380,7 +380,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -424,7 +424,7 @@ def train(args: Args) -> dict:
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, ...)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)  # (B, D)
         b_masks = torch.from_numpy(masks).to(device).flatten(0, 1)  # (B, L)
-        with torch.no_grad():  # one pass instead of T: the weights have not changed since
+        with torch.no_grad():  # still the rollout's weights: one pass instead of T
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_masks)  # (B,)
             b_next_values = agent.get_value(b_following_obs)  # (B,)
         values = b_values.view(T, N).cpu().numpy()
@@ -544,6 +544,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()

@@ -127,10 +127,10 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
         delta = mean - self.mean
-        spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
-        return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
+        m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
@@ -143,7 +143,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear | nn.Conv2d, std: float, args: Args) -> nn.Module:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -300,8 +300,8 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # forget older graphs; before the group, which it would keep alive
-    rank, world_size, local_args = join_processes(args)
+    torch.compiler.reset()  # drop older graphs; later it would keep the process group alive
+    rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
@@ -343,19 +343,17 @@ def train(args: Args) -> dict:
     next_obs, _ = envs.reset(seed=env_seed)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
     if checkpoint:
-        processes = checkpoint["processes"]
-        saved = f"{run_dir} is of {len(processes)} processes"
-        require(len(processes) == world_size, f"{saved}, not of {world_size}")
+        process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(processes[rank]["rng"])
+        torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
         require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        restore_envs(envs, processes[rank]["envs"])
-        carried = (x.numpy() for x in processes[rank]["carried"])
+        restore_envs(envs, process["envs"])
+        carried = (x.numpy() for x in process["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
@@ -366,7 +364,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # a float would be compiled anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -402,10 +400,9 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        np_values = values.cpu().numpy()  # where step t ended a game, row t + 1 is of the next
+        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which dones cut off
         # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
-        steps = (rewards, np_values[:T], np_values[1:], dones, dones)
-        advantages = gae(*steps, args.gamma, args.gae_lambda)  # (T, N)
+        advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
         # -- update --
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
@@ -446,9 +443,9 @@ def train(args: Args) -> dict:
         finite = all(map(math.isfinite, scalars.values()))
         require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
         scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        both = (b_advantages, batch["returns"])  # returns - values, returns
-        error, spread = (torch.cat(all_gather(b.cpu())).var() for b in both)
-        scalars["losses/explained_variance"] = (1 - error / spread).item()
+        residuals = torch.cat(all_gather(b_advantages.cpu()))  # returns - values
+        returns = torch.cat(all_gather(batch["returns"].cpu()))
+        scalars["losses/explained_variance"] = (1 - residuals.var() / returns.var()).item()
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
@@ -534,6 +531,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
@@ -567,11 +565,15 @@ def check_args(args: Args) -> None:
     require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
 
 
-def join_processes(args: Args) -> tuple[int, int, Args]:
-    """Rank of this process, number of processes, and the arguments with this one's share."""
+def join_processes(args: Args) -> tuple[int, Args]:
+    """Rank of this process, and the arguments with its share."""
+    size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+    if args.resume:
+        saved = len(load_checkpoint(args.resume)["processes"])
+        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
     if not dist.is_torchelastic_launched():
-        return 0, 1, args
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return 0, args
+    rank = int(os.environ["RANK"])
     require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
     local_args = replace(args, num_envs=args.num_envs // size)
     local_args.total_timesteps //= size  # as many iterations
@@ -585,7 +587,7 @@ def join_processes(args: Args) -> tuple[int, int, Args]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, size, local_args
+    return rank, local_args
 
 
 def all_gather(value) -> list:

@@ -11,7 +11,8 @@ Run:     uv run trpo_continuous_mujoco.py --env-id Hopper-v4 --no-bootstrap-trun
 Look:    tensorboard --logdir runs
 Expect:  a return of 2,200 after 1M steps and 10 minutes (mean of 3 seeds)
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the
-         update: [S05] to [S07] after baselines/trpo_mpi, [S08]. The rest is plumbing.
+         update: [S05] to [S07] after baselines/trpo_mpi, whose steps may exceed --max-kl by half,
+         and [S08]. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the policy has P parameters.
 """
@@ -123,10 +124,10 @@ class RunningMeanStd(NamedTuple):
         """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: only faster
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
         delta = mean - self.mean
-        spread = self.var * self.count + var * n + delta**2 * (self.count * n / total)
-        return RunningMeanStd(self.mean + delta * (n / total), spread / total, total)
+        m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
 
 
 def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.ndarray:
@@ -148,7 +149,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
     if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
         nn.init.orthogonal_(layer.weight, std)
@@ -325,8 +326,7 @@ def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
     """The loss () of newvalue (M,), fitted to the returns of a minibatch (M,) of the rollout."""
     v_loss = (newvalue - mb["returns"]) ** 2
     if args.clip_vloss:  # [C09] value-loss clipping
-        change = (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
-        v_clipped = mb["values"] + change
+        v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
         v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
     return 0.5 * v_loss.mean()
 
@@ -348,7 +348,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # else only eight runs of a process compile a function
+    torch.compiler.reset()  # a function compiles eight times at most; train may run again
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -454,7 +454,7 @@ def train(args: Args) -> dict:
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_noise = noise.flatten(0, 1)  # (B, A)
-        with torch.no_grad():  # one pass instead of T: the weights have not changed since
+        with torch.no_grad():  # still the rollout's weights: one pass instead of T
             b_policy = agent.get_policy(b_obs)  # (B, A)
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_noise)  # (B,)
             b_next_values = agent.get_value(b_following_obs)  # (B,)
@@ -485,7 +485,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 value_params.grad, stats = update(agent, batch, mb_inds, args)
                 optimizer.step()
-                metrics.append(policy_stats | {name: x.clone() for name, x in stats.items()})
+                metrics.append(policy_stats | {k: x.clone() for k, x in stats.items()})
 
         # -- log --
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
@@ -578,6 +578,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef cg_damping max_grad_norm checkpoint_seconds".split()

@@ -34,6 +34,10 @@ interval; with fewer than {FEWEST} seeds each seed's difference from that mean i
 with 0 inside decides nothing, and of a hundred intervals without any effect about five leave 0 out
 by chance, often several at once: the luck of the first row is in all of them.
 """.strip().replace("\n", " ")
+IMPROVEMENT_RULE = f"""
+Probability of improvement: that a run of the changed one is better than one of the original, mean
+over environments; from {FEWEST} seeds on with its 95% bootstrap interval.
+""".strip().replace("\n", " ")
 TITLES = {
     "details": "`ppo_continuous_mujoco.py`",
     "details_core": "`ppo.py`",
@@ -320,5 +324,6 @@ def variants_section() -> str:
     ran, missing = without_runs(cells)
     if not ran:
         return missing
-    parts = [table(head, ran, left=2), missing, DIFFERENCE_RULE, ran_on(VARIANTS)]
+    rule = f"{DIFFERENCE_RULE} {IMPROVEMENT_RULE}"
+    parts = [table(head, ran, left=2), missing, rule, ran_on(VARIANTS)]
     return "\n\n".join(filter(None, parts))

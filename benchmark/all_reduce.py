@@ -32,7 +32,7 @@ def main() -> None:
     name, calls = sys.argv[1].removesuffix(".py"), int((sys.argv[2:] or ["50"])[0])
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     script = import_module(name)
-    rank, size, own = script.join_processes(script.Args(cuda=False, compile=False))
+    rank, own = script.join_processes(script.Args(cuda=False, compile=False))
     envs = script.make_envs(own, Path(), 1)
     obs_space = envs.single_observation_space
     agent = script.Agent(obs_space, envs.single_action_space, own)
@@ -51,7 +51,7 @@ def main() -> None:
     reduce = milliseconds(lambda: script.average_gradients(agent, stats), calls)
     numbers = sum(param.numel() for param in agent.parameters())
     if rank == 0:
-        what = f"{name}, {size} processes of {torch.get_num_threads()} threads, {numbers} numbers"
+        what = f"{name}, {dist.get_world_size()} processes of {torch.get_num_threads()} threads, {numbers} numbers"
         print(f"{what}: all-reduce {reduce:.2f} ms, gradient of {len(obs)} images {update:.1f} ms")
     dist.destroy_process_group()
 

@@ -7,21 +7,20 @@ import argparse
 import sys
 
 import numpy as np
+from ablation import IMPROVEMENT_RULE, difference_cell, improvement_cell
 from results import groups_of, read_runs
-from stats import difference, improvement
+from stats import FEWEST
 from tables import mean_cell, table
 
-RULE = """
-Final returns: mean of the last 100 training episodes. Interval of the difference: Welch's.
-Probability of improvement: that a run of the second is better than one of the first. An interval
-with 0 inside decides nothing: add seeds."""
+RULE = f"""
+Final returns: mean of the last 100 training episodes. Differences have Welch's 95% interval; with
+fewer than {FEWEST} seeds each seed's difference from the original's mean stands instead.
+{IMPROVEMENT_RULE} An interval with 0 inside decides nothing: add seeds."""
 
 
 def row_of(env: str, x: np.ndarray, y: np.ndarray) -> list[str]:
-    mean, low, high = difference(x, y)
-    better = improvement(y[:, None], x[:, None])
-    text = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]"
-    return [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), text, f"{better:.2f}"]
+    row = [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), difference_cell(x, y)]
+    return [*row, improvement_cell([x], [y])]
 
 
 def comparison(original: str, changed: str) -> str:
@@ -34,7 +33,7 @@ def comparison(original: str, changed: str) -> str:
     if not rows:
         missing = f"runs of both {original} and {changed}"
         sys.exit(f"error: results/compare/ has no environment with {missing}")
-    head = ["environment", "seeds", original, changed, "difference [95% interval]"]
+    head = ["environment", "seeds", original, changed, "difference"]
     return table([*head, "probability of improvement"], rows) + "\n" + RULE.replace("\n", " ")
 
 

@@ -50,7 +50,7 @@ def seed_curves(runs: pd.DataFrame, x: str) -> tuple[np.ndarray, np.ndarray]:
     """A grid that all seeds have, and the returns (seeds, points) there."""
     curves = [read_curve(path) for path in runs["path"]]
     start = max(curve[x].iloc[0] for curve in curves)
-    end = min(curve[x].iloc[-1] for curve in curves)
+    end = max(curve[x].iloc[-1] for curve in curves)  # one that diverged keeps its last value
     grid = np.linspace(start, end, 200)
     return grid, np.stack([np.interp(grid, curve[x], curve["return"]) for curve in curves])
 

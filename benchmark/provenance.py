@@ -82,9 +82,9 @@ def history_is_whole() -> bool:
 
 
 def missing_commits() -> set[str]:
-    """The commits of results files that git does not find."""
+    """The commits of results files that the history does not have."""
     commits = {commit_of(read_facts(path)) for path in result_files()} - {""}
-    return {name for name in commits if git("cat-file", "-e", f"{name}^{{commit}}").returncode}
+    return {name for name in commits if git("merge-base", "--is-ancestor", name, "HEAD").returncode}
 
 
 def refresh() -> None:

@@ -34,8 +34,8 @@ from ablation import (
     variants_section,
 )
 from provenance import refresh
-from recipes import HERE, SCRIPTS, suites
-from results import RESULTS, folders, peers
+from recipes import HERE, SCRIPTS
+from results import RESULTS, folders
 from scripts import all_flags, flags_table, where_table
 from selection import FOLDER as SELECTION
 from selection import selection_section
@@ -50,8 +50,6 @@ from tables import (
 )
 from timing import FOLDER, speed_section, time_section
 
-__all__ = ["SCRIPTS", "SUITES", "peers"]  # for the tests of other files
-SUITES = suites()
 ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
 LINK = re.compile(r"\]\(((?:benchmark/figures/|(?:pp[og]|trpo)\w*\.py)[^)]*)\)")

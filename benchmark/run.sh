@@ -13,6 +13,7 @@
 export SUITE SCRIPT STEPS FLAGS=${FLAGS:-} PYTHON=${PYTHON:-uv run python} DRY_RUN=
 FAILED= # set by a run that has no result; the others go on
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || { echo "error: the suites need bash 4.4 and GNU's tools" >&2 && exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 ask() { # SEED ENV EXP FLAGS...: sets the name of a run, its results file and log, its flags and how to start Python
@@ -95,7 +96,7 @@ export -f ask find_run run_one progress
 stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, and ends the suite
     trap - INT TERM
     kill -- "-$1" || true
-    while ps -A -o pgid= -o stat= | grep -q "^ *$1 *[^Z ]"; do sleep 0.2; done # Z: ended, but not known to be
+    while ps -A -o pgid= -o stat= | grep "^ *$1 *[^Z ]" > /dev/null; do sleep 0.2; done # Z: ended, but not known to be
     echo "stopped; start the suite again to go on" >&2
     exit 130
 }
@@ -226,12 +227,17 @@ run_scripts() { # lines of SCRIPT ENV EXP FLAGS...: a plan for each script
     done
 }
 
+cores_here() { # whatever OMP_NUM_THREADS says
+    env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc
+}
+
 run_recipe() { # SUITE RECIPE: all its runs, one plan for each script
     local suite=$1 recipe=$2 plan seeds steps cores
+    local -x WORKERS=${WORKERS:-} THREADS=${THREADS:-} PROCESSES=${PROCESSES:-} # the next recipe has its own
     plan=$(plan_of "$suite" "$recipe")
     IFS=, read -r _ _ SUITE _ _ _ seeds steps cores _ < <(rows_of "$suite" "$recipe")
     STEPS=${STEPS:-$steps} SEEDS=${SEEDS:-$seeds}
-    [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(nproc)}
-    [[ $cores != [0-9]* ]] || export PROCESSES=$cores WORKERS=${WORKERS:-1} THREADS=${THREADS:-$((($(nproc) - 1) / cores + 1))}
+    [[ $cores != all ]] || WORKERS=${WORKERS:-1} THREADS=${THREADS:-$(cores_here)}
+    [[ $cores != [0-9]* ]] || PROCESSES=$cores WORKERS=${WORKERS:-1} THREADS=${THREADS:-$((($(cores_here) - 1) / cores + 1))}
     run_scripts "$plan"
 }

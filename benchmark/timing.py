@@ -16,14 +16,16 @@ from tables import number, setups, table
 
 MILLION = 1_000_000
 FOLDER = "mujoco"  # whose environments have scores of CleanRL
-RACERS = ["ppo_continuous_mujoco", "no_bootstrap", "strong"]  # experiments
+EXPERIMENTS = ["ppo_continuous_mujoco", "no_bootstrap", "strong"]
+PEER_SPEED = "ppo_continuous_mujoco__cleanrl_ppo_continuous_action.csv"  # on the runs' processor
 SPEED_RULE = """
 Medians, ours / peer, with ranges in brackets; both ran in turns on the same machine. Steps/s are
 over the window: from the first tenth of the run to its end. Seconds in all are those of the whole
 process of that measurement, start-up and compilation included. Minutes of a whole run are seconds
-of training of the runs in results/ with the same flags and 1M steps, compilation included, of
-which several ran at a time on a busy machine. Short windows have less than 30 seconds, few pairs
-are less than five, a busy machine had a load above 0.5 before.
+of training of the runs in results/ with the same flags and 1M steps, on any processor, compilation
+included, of which several ran at a time on a busy machine. Peak MB is that of the largest process.
+Short windows have less than 30 seconds, few pairs are less than five, a busy machine had a load
+above 0.5 before.
 """.strip().replace("\n", " ")
 TIME_RULE = """
 The score is the mean of CleanRL's published figures, weighted by seeds. Ours: seconds of training,
@@ -31,7 +33,8 @@ compilation included, until the mean of the last 100 episodes (of all so far, if
 reaches it, on a grid of 1% of the run; a seed that never does counts as slower than all others.
 Our runs had one thread each, several at a time. CleanRL's: seconds of its whole run of 1M steps,
 at whose end it has the score; published in its docs/benchmark (with videos and logging, 10 cores),
-and extrapolated here from the steps/s of its script under Speed.
+and extrapolated here from the steps/s of its script in three short pairs on a busy machine of the
+kind that ours ran on. Its curve may have passed the score before: these are no ratios of speed.
 """.strip().replace("\n", " ")
 
 
@@ -169,7 +172,7 @@ def races() -> list[Race]:
     runs = read_runs(FOLDER)
     for (env, exp), group in groups_of(runs, "env", "exp"):
         figures = peers(FOLDER, group.iloc[0])
-        if not figures or exp not in RACERS:
+        if not figures or exp not in EXPERIMENTS:
             continue
         score = pooled(figures)[0]
         seconds = np.array([seconds_to(score, path) for path in group["path"]])
@@ -186,14 +189,9 @@ def published_minutes() -> dict[str, dict]:
 
 def measured_minutes() -> dict[str, float]:
     """Minutes of 1M steps at the steps/s of CleanRL's script that we measured, by environment."""
-    found = {}
-    for path in sorted((RESULTS / "speed").glob("*.csv")):
-        facts = read_facts(path)
-        theirs = shlex.split(facts.get("peer", ""))
-        if theirs == ["cleanrl_ppo_continuous_action.py"] and facts["ours"].count(" ") == 0:
-            speed = read_curve(path)["peer_steps_per_second"].median()
-            found[facts["env"]] = MILLION / speed / 60
-    return found
+    path = RESULTS / "speed" / PEER_SPEED
+    speed = read_curve(path)["peer_steps_per_second"].median()
+    return {read_facts(path)["env"]: MILLION / speed / 60}
 
 
 def race_row(race: Race) -> list[str]:

@@ -638,7 +638,7 @@ def test_every_command_of_a_suite_is_valid(name, recipe, copy, monkeypatch):
 
 
 def test_unknown_recipes_are_refused(copy):
-    for name in report.SUITES:
+    for name in recipes.suites():
         assert "usage: " in output_of(suite(copy, f"benchmark/{name}.sh", "nonsense"), code=2)
 
 
@@ -654,7 +654,8 @@ def test_tasks_of_an_array_are_the_runs_of_the_plan(name, recipe, copy):
     assert [line.rstrip("\n") for line in one_each] == whole and len(whole) > 3
     tools = copy / "tools"
     tools.mkdir()
-    (tools / "srun").write_text('#!/usr/bin/env bash\nexec "$@"\n')
+    srun = '#!/usr/bin/env bash\n[[ $1 == --cpus-per-task=3 ]] && exec "${@:2}"\n'
+    (tools / "srun").write_text(srun)
     (tools / "srun").chmod(0o755)
     slurm = {
         "PATH": f"{tools}:{os.environ['PATH']}",
@@ -842,8 +843,10 @@ def test_difference_is_welchs():
     assert stats.difference(same, same - 1) == (-1, -1, -1)
     assert np.isnan(stats.difference(x[:1], y)[1:]).all()
     row = compare.row_of("Hopper-v4", x, y)
-    text = f"+5 [{5 - half:+.3g}, {5 + half:+.3g}]"
+    text = f"+5.0 ({', '.join(f'{value - 2:+.1f}' for value in y)})"
     assert row == ["Hopper-v4", "3, 4", "2.0 (1.0, 2.0, 3.0)", tables.mean_cell(y), text, "1.00"]
+    row = compare.row_of("Hopper-v4", np.arange(5.0), np.arange(6.0) + 10)
+    assert row[4:] == ["+10.5 [+8.1, +12.9]", "1.00 [1.00, 1.00]"]
 
 
 def test_few_seeds_are_listed():

@@ -197,7 +197,9 @@ def test_commands_in_the_text_name_what_exists():
     files, recipes, flags.
     """
     sys.path.insert(0, str(ROOT / "benchmark"))
-    import report
+    import recipes
+
+    suites = recipes.suites()
 
     text = "".join(page.read_text() for page in [*pages(), ROOT / "benchmark" / "README.md"])
     named = re.findall(
@@ -206,8 +208,8 @@ def test_commands_in_the_text_name_what_exists():
     assert len({path for path, _, _ in named}) >= 9
     for path, name, word in named:
         assert (ROOT / path).is_file(), path
-        if name in report.SUITES:
-            assert word in ["", "--dry-run", *report.SUITES[name]], (path, word)
+        if name in suites:
+            assert word in ["", "--dry-run", *suites[name]], (path, word)
         elif word.startswith("--"):
             assert word in (ROOT / path).read_text(), (path, word)
     for command in re.findall(r"`diff (.*?)`", text):

@@ -547,6 +547,8 @@ BAD_FLAGS = {
     "--seed 18446744073709551616": ["--seed (18446744073709551616)"],  # torch's seeds have 64 bits
     "--resume nowhere": ["no checkpoint", "nowhere"],
     "--evaluate nowhere": ["no checkpoint", "nowhere"],
+    "--resume ''": ["--resume", "directory"],  # a shell's variable that is not set
+    "--evaluate ''": ["--evaluate", "directory"],
 }
 
 
@@ -556,7 +558,7 @@ def test_bad_flags_are_named_with_their_numbers_and_nothing_is_written(script, f
     words = BAD_FLAGS[flags]
     if script.whole_sequences and "--num-envs 3" in flags:
         words = ["--num-envs (3)", "--num-minibatches (4)"]
-    message = message_of(script, *flags.split())
+    message = message_of(script, *shlex.split(flags))
     assert lacks(message, words) == [] and list(tmp_path.iterdir()) == []
 
 
