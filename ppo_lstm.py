@@ -123,29 +123,6 @@ class Args:
 
 
 # -- environment --
-class VectorObservation(gym.Wrapper):
-    """Hide velocities, count actions from 0, and give the infos of a game of one life."""
-
-    velocities = {"CartPole": [1, 3], "MountainCar": [1]}
-    velocities |= {"Acrobot": [4, 5], "LunarLander": [2, 3, 5]}
-
-    def __init__(self, env: gym.Env, args: Args):
-        super().__init__(env)
-        masked = self.velocities[env.spec.name] if args.mask_velocity else []
-        shape = env.observation_space.shape
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        self.seen = (~np.isin(np.arange(shape[0]), masked)).astype(np.float32)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
-        info |= {"reward": float(reward), "terminated": bool(terminated)}
-        return obs * self.seen, reward, terminated, truncated, info
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        return obs * self.seen, info | {"reward": 0.0, "terminated": False}
-
-
 class NoopReset(gym.Wrapper):
     """Start a game with 1 to `noop_max` frames of doing nothing."""
 
@@ -777,6 +754,29 @@ def game_name(env_id: str) -> str:
     close = ", ".join(difflib.get_close_matches(name, [*games, *gym.registry], cutoff=0.5))
     require(name in games, f"--env-id ({env_id}) is unknown; look at {close or 'the games of ALE'}")
     return name
+
+
+class VectorObservation(gym.Wrapper):
+    """Hide velocities, count actions from 0, and give the infos of a game of one life."""
+
+    velocities = {"CartPole": [1, 3], "MountainCar": [1]}
+    velocities |= {"Acrobot": [4, 5], "LunarLander": [2, 3, 5]}
+
+    def __init__(self, env: gym.Env, args: Args):
+        super().__init__(env)
+        masked = self.velocities[env.spec.name] if args.mask_velocity else []
+        shape = env.observation_space.shape
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
+        self.seen = (~np.isin(np.arange(shape[0]), masked)).astype(np.float32)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
+        info |= {"reward": float(reward), "terminated": bool(terminated)}
+        return obs * self.seen, reward, terminated, truncated, info
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return obs * self.seen, info | {"reward": 0.0, "terminated": False}
 
 
 def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:

@@ -244,8 +244,7 @@ def details_section() -> str:
         steps = f"{int(rows['steps'].iloc[0]):,} steps"
         text = table(["id", "change", "seeds", *envs], ran, left=2)
         parts += [f"{title}, {steps}:", text, *filter(None, [missing])]
-    parts += [DIFFERENCE_RULE, ran_on(DETAILS)]
-    return "\n\n".join([*parts, effects_section()] if effects() else parts)
+    return "\n\n".join([*parts, DIFFERENCE_RULE, ran_on(DETAILS)])
 
 
 @dataclass

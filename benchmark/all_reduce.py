@@ -51,7 +51,8 @@ def main() -> None:
     reduce = milliseconds(lambda: script.average_gradients(agent, stats), calls)
     numbers = sum(param.numel() for param in agent.parameters())
     if rank == 0:
-        what = f"{name}, {dist.get_world_size()} processes of {torch.get_num_threads()} threads, {numbers} numbers"
+        size, threads = dist.get_world_size(), torch.get_num_threads()
+        what = f"{name}, {size} processes of {threads} threads, {numbers} numbers"
         print(f"{what}: all-reduce {reduce:.2f} ms, gradient of {len(obs)} images {update:.1f} ms")
     dist.destroy_process_group()
 
