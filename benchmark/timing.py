@@ -190,6 +190,8 @@ def published_minutes() -> dict[str, dict]:
 def measured_minutes() -> dict[str, float]:
     """Minutes of 1M steps at the steps/s of CleanRL's script that we measured, by environment."""
     path = RESULTS / "speed" / PEER_SPEED
+    if not path.exists():
+        return {}
     speed = read_curve(path)["peer_steps_per_second"].median()
     return {read_facts(path)["env"]: MILLION / speed / 60}
 

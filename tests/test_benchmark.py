@@ -1,5 +1,6 @@
 """benchmark/: suites end to end, their commands and runs, comparisons, other tools' runs."""
 
+import argparse
 import hashlib
 import json
 import os
@@ -689,6 +690,26 @@ def test_runs_side_by_side_have_one_gpu_each(copy):
     assert sorted(lines) == sorted(["+3", "-3", "+5", "-5"] * 2)
 
 
+def test_all_cores_are_those_of_the_machine(copy):
+    """Whatever OMP_NUM_THREADS says; and what one recipe asks for is not the next one's."""
+    (copy / "python.sh").write_text("echo $OMP_NUM_THREADS >> threads; exit 1\n")
+    cores = subprocess.check_output(["nproc"], env={"PATH": os.environ["PATH"]}, text=True).strip()
+    script = "source benchmark/run.sh; STEPS=1000000 SEEDS=1\n"
+    script += "".join(f"run_recipe {name} default\n" for name in ("atari", "mujoco", "atari"))
+    there = {"PYTHON": "bash python.sh", "OMP_NUM_THREADS": "1", "ENVS": "Pong-v5"}
+    output_of(suite(copy, "-c", script, **there))
+    assert (copy / "threads").read_text().split() == [cores, "1", cores]
+
+
+def test_a_picture_needs_the_run_itself(copy):
+    """Its results alone are no agent that could play, and no reason to train another one."""
+    there = copy / "benchmark" / "results" / "start" / "HalfCheetah-v4"
+    shutil.copytree(ROOT / "benchmark" / "results" / "start" / "HalfCheetah-v4", there)
+    output = output_of(suite(copy, "benchmark/start.sh"), code=1)
+    assert "have " in output and "error: the run itself is not here" in output
+    assert not (copy / "runs").exists()
+
+
 def test_runs_that_fail_hold_up_no_others(copy):
     """A suite of two scripts whose runs all fail starts all of them, and fails at its end."""
     stub = (
@@ -792,6 +813,14 @@ def test_a_band_needs_five_seeds(seeds, bands, lines):
     figures.draw_recipe(ax, np.arange(3.0), np.random.default_rng(0).random((seeds, 3)), "red")
     assert (len(ax.collections), len(ax.lines)) == (bands, lines)
     figures.plt.close(fig)
+
+
+def test_a_seed_that_diverged_keeps_its_last_value(tmp_path):
+    figures, paths = import_module("figures"), [tmp_path / "1.csv", tmp_path / "2.csv"]
+    paths[0].write_text("step,return,seconds\n10,1,1\n100,11,10\n")
+    paths[1].write_text("step,return,seconds\n10,3,1\n20,0,2\n")
+    grid, y = figures.seed_curves(pd.DataFrame({"path": paths}), "step")
+    assert (grid[0], grid[-1]) == (10, 100) and (y[0][-1], y[1][-1]) == (11, 0)
 
 
 def test_a_legend_has_seeds_and_one_colour_for_each_entry():
@@ -898,6 +927,21 @@ def test_the_aggregate_has_the_first_five_seeds_of_each_task():
     humanoid = runs[(runs["env"] == "Humanoid-v4") & (runs["exp"] == "ppo_continuous_mujoco")]
     first = humanoid[humanoid["seed"] <= 5]["final_return"]
     assert sorted(scores["Humanoid-v4"]) == sorted(first) and len(humanoid) == 10
+
+
+def test_the_aggregate_compares_what_both_recipes_have():
+    """Without three environments of the first recipe there is nothing to compare with."""
+    runs = results.read_runs("mujoco")
+    row = tables.aggregate_row("mujoco", runs, "strong", "ppo_continuous_mujoco")
+    assert row[1] == "5" and "environments" not in row[-1]
+    of_first = runs["exp"] == "ppo_continuous_mujoco"
+    for gone, last in (({"Hopper-v4"}, " (4 environments)"), (set(runs["env"]), "-")):
+        some = runs[~(of_first & runs["env"].isin(gone))]
+        row = tables.aggregate_row("mujoco", some, "strong", "ppo_continuous_mujoco")
+        assert row[-1].endswith(last) and row[1] == "5"
+    left = {"Hopper-v4", "HalfCheetah-v4"}
+    some = runs[~of_first | runs["env"].isin(left)]
+    assert tables.aggregate_section("mujoco", runs) and not tables.aggregate_section("mujoco", some)
 
 
 # -- where results are from --
@@ -1076,11 +1120,29 @@ def test_a_measurement_is_written_once(measured, copy):
     assert facts["steps"] == "20" and facts["max_load"] == "1000.0" and facts["short"] == "no"
     assert re.fullmatch(r"\d+ seconds for 20 steps", facts["peer_whole_process"])
     assert facts["peer_whole_process"] in output and facts["ratio"].startswith("3.000")
+    digest = hashlib.sha256((copy / "theirs.py").read_bytes()).hexdigest()[:12]
+    assert facts["peer_source"] == f"theirs.py, commit unknown, sha256 {digest}"
     assert pairs["ours_window_seconds"].tolist() == [36] and pairs["ours_wall_seconds"][0] > 0
     text = path.read_text()
     assert "exists: give another NAME" in measured("--max-load", "1000", code=1)
     assert path.read_text() == text
     measured("--max-load", "1000", "--replace")
+
+
+def test_who_runs_first_alternates(monkeypatch):
+    speed, order = import_module("speed"), []
+
+    def measure(command: list[str], short: bool) -> tuple[dict, dict]:
+        order.append(command[0])
+        return {"steps_per_second": len(order)}, {"of": command[0]}
+
+    monkeypatch.setattr(speed, "measure", measure)
+    args = argparse.Namespace(env_id="CartPole-v1", steps=10, repetitions=3, short=False)
+    programs = {"ours": ("a", "ppo.py", ""), "peer": ("b", "ppo.py", "")}
+    rows, config = speed.measure_pairs(args, programs)
+    assert order == ["a", "b", "b", "a", "a", "b"] and config == {"of": "a"}
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert [row["ours_steps_per_second"] for row in rows] == [1, 4, 5]
 
 
 def test_short_windows_and_busy_machines_are_refused(measured, copy):
