@@ -14,15 +14,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from registry import pages
+from registry import SCRIPTS, pages
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def commands_of(page: Path) -> list[str]:
     """The lines of its blocks of commands, continued lines joined."""
-    blocks = re.findall(r"(?ms)^```(?:bash)?\n(.*?)^```$", page.read_text())
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page.read_text())
+    lines = "\n".join(text for language, text in blocks if language != "python")
+    lines = lines.replace("\\\n", " ").splitlines()
     return [
         " ".join(shlex.split(line, comments=True)) for line in lines if line.split("#")[0].strip()
     ]
@@ -177,6 +178,32 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
         ["bash", "-c", " && ".join(change)], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 10, done.stderr
+
+
+EXAMPLES = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
+AGENTS = {  # fields of Args of a short run, with which a wrong example plays otherwise
+    "ppo": {},
+    "ppo_continuous_mujoco": {"env_id": "Hopper-v4", "scale_actions": True},
+    "ppo_atari": {"max_episode_steps": 300},
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("example", EXAMPLES, ids=AGENTS)
+def test_examples_in_python_play_as_the_evaluation_does(example, tmp_path, monkeypatch):
+    """The same deterministic episode, with the run's copy of the script."""
+    monkeypatch.chdir(tmp_path)
+    name = re.search(r"from (pp\w+) import", example)[1]
+    script = SCRIPTS[name]
+    args = script.module.Args(**script.tiny | AGENTS[name] | {"eval_episodes": 1})
+    args = replace(args, eval_deterministic=True)
+    result = script.module.train(args)
+    seed = 1_000_000 + (args.seed if name == "ppo_atari" else 0)
+    code = example.replace("runs/NAME", result["run_dir"]).replace("seed=1)", f"seed={seed})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(result["eval_returns"][0])
+    assert code.count(str(seed)) >= 1 and len(EXAMPLES) == len(AGENTS)
 
 
 def test_the_command_at_the_top_is_the_one_that_made_the_picture():
