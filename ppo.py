@@ -125,11 +125,8 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Actions (n,) at observations (n, O): samples of the policy, or its modes if noise is 0.
-
-        The argmax of logits + Gumbel noise is a sample of the softmax (Gumbel-max trick).
-        """
-        return (self.actor(obs) + noise).argmax(-1)
+        """Actions (n,) at observations (n, O): Gumbel-max samples, or the modes if noise is 0."""
+        return (self.actor(obs) + noise).argmax(-1)  # with Gumbel noise a sample of the softmax
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
         """V of observations (n, O) -> (n,)."""

@@ -162,7 +162,7 @@ def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
     exps = [exp for exp in exps if not exp.startswith(ABLATION)]
     rows = [aggregate_row(folder, runs, exp, exps[0]) for exp in exps]
     full = [row for row in rows if len(row) > 2]
-    if len(rows[0]) == 2 or len(full) < 2:  # nothing to compare with
+    if len(full) < 2 or len(rows[0]) == 2:  # nothing to compare with
         return ""
     few = [f"*{row[0]}* has {row[1]}" for row in rows if len(row) == 2]
     text = f"{AGGREGATE_RULE} Improvement is on *{rows[0][0]}*."
