@@ -272,10 +272,8 @@ class Agent(nn.Module):
         self.lstm = nn.LSTM(512 if pixels else 64, 128)
         if args.ortho_init:  # [L01] LSTM initialization: orthogonal weights of gain 1, zero biases
             for name, param in self.lstm.named_parameters():
-                if "bias" in name:
-                    nn.init.zeros_(param)
-                else:
-                    nn.init.orthogonal_(param)
+                init = nn.init.zeros_ if "bias" in name else nn.init.orthogonal_
+                init(param)
         self.actor = layer_init(nn.Linear(128, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(128, 1), 1.0, args)
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
@@ -643,6 +641,7 @@ def require(condition, message: str) -> None:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line; --resume and --evaluate take every flag that is not given from the run."""
     args = tyro.cli(Args, args=argv)
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
     if run_dir := args.resume or args.evaluate:
         stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
@@ -669,7 +668,6 @@ def check_unchanged(args: Args, run_dir: str) -> None:
 def check_args(args: Args) -> None:
     """Stop with one line that names flag and numbers; nothing has been made yet."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
-    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()

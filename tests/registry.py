@@ -381,7 +381,6 @@ ATARI_SCRIPT = Script(
     changed=647,
     different={
         "Args": "the flags of the details",
-        "layer_init": "convolutions",
         "Agent.__init__": "Nature CNN",
         "Agent.draw_noise": "one linear layer is the head",
         "Agent.act": "log-probabilities and values too, which are dear",
@@ -442,10 +441,10 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1069,  # the design has 900, 500 and 280, and 50 more for several processes
-    loop_before=484,
+    lines=1067,  # the design has 900, 500 and 280, and 50 more for several processes
+    loop_before=482,
     plumbing=440,
-    changed=293,
+    changed=291,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
@@ -519,7 +518,6 @@ MULTI = Script(
     changed=676,
     different={
         "Args": "the flags of the details, MicroRTS",
-        "layer_init": "convolutions",
         "Agent.__init__": "components, grids, trunks apart from heads",
         "Agent.draw_noise": "heads apart from trunks",
         "Agent.act": "components and masks",
