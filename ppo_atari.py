@@ -8,7 +8,7 @@
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  with --bf16 a return of 448 after 10M steps and 4 hours on two cores; 22 after an hour with
+Expect:  with --bf16 a return of 449 after 10M steps and 4 hours on two cores; 22 after an hour with
          --total-timesteps 1_000_000 (one seed each)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
          details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours. What has to do
