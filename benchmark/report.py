@@ -38,7 +38,7 @@ from recipes import HERE, SCRIPTS
 from results import RESULTS, folders
 from scripts import all_flags, flags_table, where_table
 from selection import FOLDER as SELECTION
-from selection import selection_section
+from selection import RESULTS_FOLDER, results_section, selection_section
 from tables import (
     equal_section,
     folder_section,
@@ -78,6 +78,7 @@ def sections() -> dict[str, Callable[[], str]]:
         made[FLAGS_ALONE] = flags_section
     made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}
     made |= {"effects": effects_section, SELECTION: selection_section}
+    made |= {RESULTS_FOLDER: results_section}
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
     return made | {"where": where_table, "suites": suites_section}

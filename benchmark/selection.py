@@ -16,14 +16,16 @@ import sys
 import numpy as np
 import pandas as pd
 from ablation import VARIANTS, returns_of
-from recipes import HERE, environments_of, read_recipes
-from results import RESULTS, read_facts
+from provenance import labels
+from recipes import HERE, environments_of, read_recipes, recipes_of
+from results import RESULTS, groups_of, read_facts, read_runs
 from stats import improvement_interval
-from tables import mean_cell, table
+from tables import cell_of, mean_cell, setups, table
 
-FOLDER = "selection"
+FOLDER, RESULTS_FOLDER = "selection", "selection_results"
 AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
 ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
+RESULT_AIMS = AIMS | {"Humanoid-v4": 1030}
 BESIDE = ["strong", "ppo_continuous_mujoco", "no_bootstrap"]  # recipes of mujoco.sh
 FINAL = {  # seeds and environments of the results
     "known": (
@@ -138,6 +140,42 @@ def selection_section() -> str:
     except ValueError as error:  # runs are missing
         end = f"Nothing is chosen yet: {error}."
     return f"{table(head, rows, left=2)}\n\n{end}"
+
+
+def better(returns: dict[tuple[str, str], np.ndarray], other: str, part: str) -> str:
+    """How likely the chosen recipe beats another one; nothing until all runs of a part are there.
+
+    `returns` of (experiment, environment), one for each seed.
+    """
+    seeds, envs = FINAL[part]
+    groups = [[returns.get((exp, env), []) for env in envs] for exp in ("chosen", other)]
+    if {len(x) for group in groups for x in group} != {len(seeds.split())}:
+        return "-"
+    return cell_of(*improvement_interval(*(np.stack(group, axis=1) for group in groups)))
+
+
+def results_section() -> str:
+    """A row for each environment: the chosen recipe beside the others on the same seeds."""
+    runs = read_runs(RESULTS_FOLDER)
+    if runs.empty:
+        return "No runs yet."
+    returns = {key: g["final_return"].to_numpy() for key, g in groups_of(runs, "exp", "env")}
+    exps = ["chosen", *BESIDE]
+    rows = []
+    for part, (_, envs) in FINAL.items():
+        for env in envs:
+            found = [returns.get((exp, env), np.array([])) for exp in exps]
+            if any(map(len, found)):
+                cells = [mean_cell(x) if len(x) else "-" for x in found]
+                rows.append([env, *cells, str(RESULT_AIMS.get(env, "-"))])
+        text = f"probability that *chosen* is better, {len(envs)} {part} environments"
+        rows.append([text, "", *(better(returns, exp, part) for exp in BESIDE), ""])
+    names = recipes_of("mujoco")["label"]
+    body = table(["environment", "chosen", *(names[exp] for exp in BESIDE), "aim"], rows)
+    commits = "commit " + runs["commit"]
+    ran = setups(list(zip(runs["hardware"], runs["versions"], commits)))
+    trouble = labels(runs.to_dict("records"))
+    return "\n\n".join(filter(None, [body, ran, trouble and f"Not traceable: {trouble}."]))
 
 
 if __name__ == "__main__":

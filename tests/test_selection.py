@@ -120,6 +120,27 @@ def test_incomplete_seeds_count_for_nothing(results, tmp_path):
     assert "| 0 | 5400 |" in selection.selection_section()
 
 
+def test_the_results_stand_beside_the_other_recipes(monkeypatch):
+    """A part with all of its seeds has a probability, the other one has none yet."""
+    rows = []
+    for part, (seeds, envs) in selection.FINAL.items():
+        for i, exp in enumerate(["chosen", *selection.BESIDE]):
+            for env in envs:
+                for seed in seeds.split()[: 3 if part == "unseen" else None]:
+                    facts = {"hardware": "a CPU", "versions": "python", "commit": "0" * 12}
+                    rows.append(facts | {"env": env, "exp": exp, "final_return": 400.0 - 100 * i})
+    monkeypatch.setattr(selection, "read_runs", lambda folder: selection.pd.DataFrame(rows))
+    monkeypatch.setattr(selection, "labels", lambda facts: "")
+    lines = selection.results_section().splitlines()
+    assert (
+        "| environment | chosen | strong | default (bootstraps time limits) | published" in lines[0]
+    )
+    assert "| Humanoid-v4 | 400 [400, 400] | 300 [300, 300] |" in selection.results_section()
+    assert lines[7].endswith("| 200 [200, 200] | 100 [100, 100] | 1030 |")
+    known, unseen = (line for line in lines if line.startswith("| probability"))
+    assert known.count("1.00 [1.00, 1.00]") == 3 and unseen.count("| - ") == 3
+
+
 def test_a_suite_with_failed_runs_ends_after_its_round(copy):
     """A stand-in for Python fails to train, and results of other runs lie where its own belong."""
     for name in selection.candidates().index:
