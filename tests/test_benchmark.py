@@ -40,6 +40,7 @@ import scripts  # noqa: E402
 import stats  # noqa: E402
 import tables  # noqa: E402
 import timing  # noqa: E402
+import win_rate  # noqa: E402
 
 SUITES = [(suite, recipe) for suite, names in recipes.suites().items() for recipe in names]
 TINY = {
@@ -552,6 +553,97 @@ def test_a_results_file_says_how_its_run_was_made(finished):
     assert curve["step"].iloc[-1] == 30
     assert curve["return"].tolist()[-1] == 3 and curve["return"].iloc[0] == 2
     assert [each.name for each in path.parent.iterdir()] == [path.name]  # nothing temporary
+
+
+def test_a_curve_is_the_mean_of_the_100_episodes_before(finished):
+    """At a hundred points of the run, of those so far if they are fewer."""
+    steps, returns = np.arange(1, 301), np.random.default_rng(0).normal(size=300)
+    episodes = np.stack([steps, returns, steps / 10])
+    facts = {"total_timesteps": 300, "steps": 300, "seconds": 30.0}
+    rows = [[float(x) for x in row.split(",")] for row in collect.curve_of(facts, episodes)]
+    assert [row[0] for row in rows] == list(range(3, 301, 3))
+    for step, mean, seconds in rows:
+        last = returns[max(0, int(step) - 100) : int(step)]
+        assert mean == pytest.approx(last.mean(), rel=1e-4, abs=1e-5) and seconds == step / 10
+
+
+def test_a_checkpoint_and_episodes_that_disagree_are_not_collected(finished):
+    with pytest.raises(SystemExit, match="disagree on the last 100 returns"):
+        collect.collect(finished(recent_returns=[2.0, 5.0]), "suite")
+    run_dir = finished()
+    (run_dir / "episodes.csv").write_text("step,return,length,seconds\n")
+    with pytest.raises(SystemExit, match="no finished episode"):
+        collect.collect(run_dir, "suite")
+    assert not collect.RESULTS.exists()
+
+
+GAMES = """
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass
+class Args:
+    num_envs: int
+    seed: int = 1
+    action_mask: bool = True
+
+class MicroRTS:  # game n ends after 1 + n % 3 steps: lost, drawn, won, lost; a second one is won
+    reward_names = ["WinLoss", "Resources"]
+    single_observation_space = single_action_space = None
+
+    def __init__(self, args):
+        self.n, self.t, self.weights = np.arange(args.num_envs), 0, np.ones(2)
+
+    def reset(self, seed):
+        return np.zeros((len(self.n), 2)), {}
+
+    def step(self, action):
+        assert (action == self.n).all()
+        self.t += 1
+        ends = self.t % (1 + self.n % 3) == 0
+        first = self.t <= 1 + self.n % 3
+        win_loss = np.where(ends, np.where(first, 10 * (self.n % 4 % 3 - 1), 20), 0)
+        reward = np.stack([win_loss, np.full(len(self.n), 5)], axis=1) @ self.weights
+        return np.zeros((len(self.n), 2)), reward, ends, np.zeros(len(self.n), bool), {}
+
+    def close(self):
+        pass
+
+class Agent:
+    nvec = (2,)
+
+    def __init__(self, *spaces_and_args):
+        pass
+
+    def draw_noise(self, n):
+        return np.arange(n)
+
+    def act(self, obs, options, noise):
+        return noise, None
+
+RunningMeanStd = lambda *moments: None
+load_weights = lambda agent, checkpoint: None
+normalize_obs = lambda rms, obs, args: obs
+action_options = lambda *args: None
+"""
+
+
+def test_a_game_counts_once_and_by_who_has_won(finished, monkeypatch):
+    """Other rewards do not count, nor does the game after it."""
+    monkeypatch.setattr(win_rate, "RESULTS", collect.RESULTS / "wins")
+    run_dir = finished()
+    (run_dir / "my_ppo.py").write_text(GAMES)
+    config = (run_dir / "config.json").read_text().replace("a:B/c-v0", "MicrortsMining-v1")
+    (run_dir / "config.json").write_text(config)
+    checkpoint = {"args": {"num_envs": 2}, "obs_rms": []}
+    monkeypatch.setattr(win_rate, "finished", lambda run_dir: checkpoint)
+    outcome = win_rate.play(run_dir)
+    assert outcome.tolist() == [n % 4 % 3 - 1 for n in range(100)]
+    written = win_rate.write(run_dir, outcome)
+    assert results.read_curve(written)["outcome"].tolist() == outcome.tolist()
+    assert win_rate.write(run_dir, outcome) == written
+    with pytest.raises(SystemExit, match="holds other games"):
+        win_rate.write(run_dir, -outcome)
 
 
 @pytest.mark.parametrize(

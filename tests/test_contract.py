@@ -1001,7 +1001,7 @@ def wait_for(condition, running: subprocess.Popen) -> None:
 @pytest.mark.e2e
 @each_text_of("save_checkpoint", "open_logs", also={"ppo_multidiscrete": "Java dies with it"})
 def test_sigkill_at_random_moments(script, folder):
-    """Three processes are killed in a run of some seconds; the printed command resumes it.
+    """Three processes are killed within some iterations; the printed command resumes the run.
 
     What a checkpoint holds differs from script to script: all are killed and resumed above, within
     this process. tests/test_procgen.py kills processes of ppg_procgen.py, which also has a file of
@@ -1018,9 +1018,10 @@ def test_sigkill_at_random_moments(script, folder):
             running = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
         path = home / "runs"
         age = lambda: max((f.stat().st_mtime_ns for f in path.glob("*/checkpoint.pt")), default=0)  # noqa: E731
-        before = age()
-        wait_for(lambda: age() > before, running)
-        time.sleep(draw.uniform(0, 0.3))
+        for _ in range(2):  # checkpoints, of which there are 50 in the run or more
+            before = age()
+            wait_for(lambda: age() > before, running)
+        time.sleep(draw.uniform(0, 5) * (age() - before) / 1e9)
         running.kill()
         assert running.wait() == -signal.SIGKILL
         checkpoint = checkpoint_of(the_run())
@@ -1063,7 +1064,7 @@ def test_a_script_runs_alone_in_an_empty_directory(script, tmp_path):
     flags = flags_of(script, eval_episodes=1)
     done = process(script, *flags, path=Path(script.path.name), env=environment)
     assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
-    assert not re.search(r"\bWarning|Error|Traceback", done.stderr), done.stderr
+    assert not re.search(r"(?<!Deprecation)Warning|Error|Traceback", done.stderr), done.stderr
     names = {file.name for file in tmp_path.iterdir()}
     assert names <= {script.path.name, "runs", "__pycache__"}
     assert (the_run() / script.path.name).read_bytes() == script.path.read_bytes()

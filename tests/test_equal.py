@@ -68,22 +68,33 @@ def missing(facts: dict) -> list[str]:
     ]
 
 
+def elsewhere(path: Path, ours: dict, first: dict) -> list[str]:
+    """The tensors that ended elsewhere; the file has three digits of each figure."""
+    found = []
+    for row in results.read_curve(path).itertuples():
+        change = ours[row.weights] - first[row.weights]
+        slack = 1e-3 * row.from_first * change.numel() ** 0.5
+        far = change.abs().max().item() != pytest.approx(row.from_first, rel=0.02)
+        drift = change.sum().item() != pytest.approx(row.drift, rel=0.02, abs=slack)
+        found += [row.weights] * (far or drift)
+    return found
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", equal.CASES)
 def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path):
-    """Where it ended when it was compared with the original."""
+    """Where it ended when it was compared with the original; a lambda of 0.94 ends elsewhere."""
     path = equal.RESULTS / f"{name}.csv"
     if lacking := missing(results.read_facts(path)):
         pytest.skip(f"not here: {lacking}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "randperm", torch.randperm)  # put back in the end
     monkeypatch.setattr(torch.optim, "Adam", torch.optim.Adam)
-    ours, first = equal.train_ours(equal.CASES[name], Path("weights.pt")), torch.load("weights.pt")
-    for row in results.read_curve(path).itertuples():
-        change = ours[row.weights] - first[row.weights]
-        slack = 1e-3 * row.from_first * change.numel() ** 0.5
-        assert change.abs().max().item() == pytest.approx(row.from_first, rel=0.05), row.weights
-        assert change.sum().item() == pytest.approx(row.drift, rel=0.05, abs=slack), row.weights
+    case, file = equal.CASES[name], Path("weights.pt")
+    ours = equal.train_ours(case, file)
+    assert elsewhere(path, ours, torch.load(file)) == []
+    changed = equal.train_ours(case, file, gae_lambda=0.94)
+    assert elsewhere(path, changed, torch.load(file)) != []
 
 
 def test_the_table_has_the_largest_distances(monkeypatch, tmp_path):

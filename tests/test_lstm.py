@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import assert_equal, checkpoint_of, episodes_of, state_of
 
 import ppo_lstm as ppo
@@ -212,17 +211,6 @@ def test_minibatches_are_all_steps_of_whole_environments_in_random_order(run_lst
         assert sorted(envs) == list(range(6))
         orders.append(envs)
     assert len({str(order) for order in orders}) > 1
-
-
-@pytest.mark.parametrize("target_kl, epochs", [(1e-9, 1), (1e9, 3), (None, 3)])
-def test_epochs_annealing_and_kl_are_those_of_the_other_scripts(target_kl, epochs, run_lstm, spy):
-    losses, rates = spy(ppo, "minibatch_loss"), []
-    hook = register_optimizer_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
-    run_lstm(update_epochs=3, target_kl=target_kl, anneal_clip=True, total_timesteps=256)
-    hook.remove()
-    assert len(losses) == len(rates) == 4 * epochs * 2
-    seen = [(lr, inputs[2].item()) for lr, (inputs, _) in zip(rates, losses)][:: epochs * 2]
-    assert seen == [pytest.approx((2.5e-4 * frac, 0.1 * frac)) for frac in (1, 0.75, 0.5, 0.25)]
 
 
 def test_every_epoch_starts_from_the_state_before_the_rollout(run_lstm, spy):

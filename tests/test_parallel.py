@@ -5,6 +5,8 @@ of both parts together. The documented commands, kills and torchrun itself are i
 `e2e`.
 """
 
+import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -49,11 +51,21 @@ def available(name: str) -> bool:
 
 
 # -- two processes --
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = itertools.count(20_000 + 1000 * (WORKER % 10))  # below those that the system gives away
+
+
+def free_port() -> int:
+    """Another one in each call and in each process of the tests."""
+    for port in PORTS:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+
+
 def variables(rank: int, size: int = SIZE) -> dict[str, str]:
     """What torchrun sets; each call has another port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     found |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
     return {name: str(value) for name, value in found.items()}

@@ -122,7 +122,7 @@ def test_conjugate_gradient_is_a_direct_solve():
         left = trpo.conjugate_gradient(lambda v: matrix @ v, b, steps) - exact
         errors.append((left @ matrix @ left).item())
     assert errors[0] > errors[1] > errors[2] > errors[3] and errors[2] > 1e-4
-    assert errors[3] < 1e-9 and (b == b.clone()).all()
+    assert errors[3] < 1e-9
 
 
 def test_conjugate_gradient_takes_the_steps_asked_for():

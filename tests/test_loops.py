@@ -1,0 +1,266 @@
+"""The loop of every script, by the same tests: discounts, rates, epochs, gradients, clocks, and
+what a resumed run goes on with.
+
+What is special about the loop of one script is tested in the file of that script.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from conftest import one_layer
+from registry import SCRIPTS, Script
+from test_contract import killed, resume, scripts, seeds_of_resets, train
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from watch import checkpoint_of, flat, scalars_of
+
+IMAGES = ("ppo_atari", "ppo_procgen", "ppg_procgen")
+ONE = 64  # steps of an iteration of a tiny run
+
+
+def scripts_that(have):
+    """Those of which `have(script)` is true."""
+    rows = {name: row for name, row in SCRIPTS.items() if have(row)}
+    return pytest.mark.parametrize("script", rows.values(), ids=rows)
+
+
+def with_detail(name: str):
+    return scripts_that(lambda script: name in script.details)
+
+
+def known(script: Script, **changes) -> dict:
+    """The changes of flags that the script has."""
+    return {name: value for name, value in changes.items() if hasattr(script.module.Args, name)}
+
+
+@pytest.fixture(autouse=True)
+def small_network(script, monkeypatch):
+    """Convolutions would take most of the time."""
+    if "procgen" in script.name:
+        pytest.importorskip("procgen")
+    if script.name in IMAGES:
+        one_layer(script.module, monkeypatch)
+
+
+@pytest.fixture
+def optimizer_steps():
+    """(learning rate, gradient (P,)) of all steps of all optimizers, as they come."""
+    seen = []
+
+    def before_step(optimizer, *_):
+        [group] = optimizer.param_groups
+        grads = [param.grad for param in group["params"] if param.grad is not None]
+        seen.append((group["lr"], flat(grads)))
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    yield seen
+    hook.remove()
+
+
+def watch_envs(script: Script, monkeypatch, **wrappers) -> None:
+    """`step=f`: from here on f(what envs.step returns) is returned; `reset` likewise."""
+    make_envs = script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        for name, wrapper in wrappers.items():
+            original = getattr(envs, name)
+            call = lambda *a, original=original, f=wrapper, **k: f(original(*a, **k))  # noqa: E731
+            setattr(envs, name, call)
+        return envs
+
+    monkeypatch.setattr(script.module, "make_envs", watched)
+
+
+def minibatches(calls: list) -> list[dict]:
+    """Of the calls of a loss, the argument with the samples."""
+    return [next(x for x in inputs if isinstance(x, dict)) for inputs, _ in calls]
+
+
+# -- what is learned from --
+@scripts
+def test_targets_are_values_plus_advantages_by_the_discounts_of_the_flags(script, spy):
+    gae_calls, losses = spy(script.module, "gae"), spy(script.module, script.loss)
+    changes = known(script, norm_adv=False, adv_norm_fullbatch=False)
+    train(script, gamma=0.9, gae_lambda=0.8, total_timesteps=ONE, **changes)
+    [((_, values, _, _, _, *discounts), advantages)] = gae_calls
+    assert discounts == [0.9, 0.8]
+    samples = set(zip(values.ravel().tolist(), advantages.ravel().tolist()))
+    assert len(losses) >= 2
+    for mb in minibatches(losses):
+        assert set(zip(mb["values"].tolist(), mb["advantages"].tolist())) <= samples
+        assert torch.equal(mb["returns"], mb["values"] + mb["advantages"])
+
+
+@with_detail("A06")
+def test_the_agent_learns_from_clipped_rewards(script, spy, monkeypatch):
+    """Those that environments return; what the game has paid is in infos alone."""
+    rng, clipped = np.random.default_rng(0), []
+
+    def step(result: tuple) -> tuple:
+        obs, reward, terminated, truncated, infos = result
+        clipped.append(rng.integers(-1, 2, size=len(reward)))
+        paid = 50.0 * clipped[-1]
+        return obs, clipped[-1], terminated, truncated, infos | {"reward": paid}
+
+    gae_calls = spy(script.module, "gae")
+    watch_envs(script, monkeypatch, step=step)
+    train(script, total_timesteps=2 * ONE)
+    learned = np.concatenate([rewards for (rewards, *_), _ in gae_calls])
+    np.testing.assert_array_equal(learned, clipped)
+
+
+# -- schedules --
+@scripts
+@pytest.mark.parametrize("anneal", [True, False])
+def test_rates_start_full_and_end_one_iteration_above_zero(script, anneal, spy, optimizer_steps):
+    """The learning rate and the range of the clip, or they stay as they are."""
+    gae_calls, losses = spy(script.module, "gae"), spy(script.module, script.loss)
+    switches = dict.fromkeys(script.annealing, anneal)
+    run_dir = train(script, learning_rate=1e-3, **switches, **known(script, clip_coef=0.2))
+    fractions = [1, 0.75, 0.5, 0.25] if anneal else [1] * 4
+    rates = [rate for rate, _ in optimizer_steps]
+    changes = [i for i, (a, b) in enumerate(pairwise(rates), 1) if a != b]
+    assert len(gae_calls) == 4 and len(changes) == (3 if anneal else 0)
+    assert rates[:1] + [rates[i] for i in changes] == pytest.approx(
+        [1e-3 * fraction for fraction in fractions[: len(changes) + 1]]
+    )
+    logged = [value for _, value in scalars_of(run_dir)["charts/learning_rate"]]
+    assert logged == pytest.approx([1e-3 * fraction for fraction in fractions])
+    if "X01" in script.details:
+        each = len(losses) // 4
+        ranges = [float(inputs[4]) for inputs, _ in losses]
+        assert ranges == pytest.approx([0.2 * f for f in fractions for _ in range(each)])
+
+
+@with_detail("X03")
+@pytest.mark.parametrize("target_kl, epochs", [(0.03, 3), (0.02, 2), (1.0, 5), (None, 5)])
+def test_epochs_end_after_one_whose_mean_kl_is_above_the_target(
+    script, target_kl, epochs, monkeypatch
+):
+    """The mean of that epoch: not of all so far, not its largest nor its last minibatch."""
+    divergences = iter([0.0, 0.0, 0.05, 0.0, 0.04, 0.03, *[0.01] * 4])
+    ppo_loss, calls = script.module.ppo_loss, []
+
+    def with_divergence(*args):
+        loss, stats = ppo_loss(*args)
+        calls.append(1)
+        return loss, stats | {"approx_kl": torch.tensor(next(divergences))}
+
+    monkeypatch.setattr(script.module, "ppo_loss", with_divergence)
+    train(script, target_kl=target_kl, total_timesteps=ONE, **{script.epochs: 5})
+    assert len(calls) == 2 * epochs  # an epoch has two minibatches
+
+
+# -- gradients --
+@with_detail("C11")
+def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
+    """The same direction, whatever the bound, and 0 is none; the norm before it is logged."""
+    once = {"num_minibatches": 1, "total_timesteps": ONE, script.epochs: 1}
+    firsts = []
+    for bound in (0.0, 1e9, 1e-5):
+        optimizer_steps.clear()
+        run_dir = train(script, max_grad_norm=bound, exp_name=f"{bound:g}", **once)
+        firsts.append(optimizer_steps[0][1])
+        [(_, logged)] = scalars_of(run_dir)["losses/grad_norm"]
+        assert logged == pytest.approx(firsts[0].norm().item(), rel=1e-4)
+    whole, loose, clipped = firsts
+    norm = whole.norm().item()
+    assert norm > 1e-3 and torch.equal(loose, whole)
+    assert clipped.norm().item() == pytest.approx(1e-5, rel=0.2)  # torch adds 1e-6 to the norm
+    torch.testing.assert_close(clipped / clipped.norm(), whole / norm, rtol=1e-3, atol=1e-6)
+
+
+@with_detail("X02")
+def test_gradients_are_clipped_after_their_average_over_processes(
+    script, optimizer_steps, monkeypatch
+):
+    def average_gradients(agent, stats):  # as if the other process had larger ones
+        for param in agent.parameters():
+            if param.grad is not None:
+                param.grad *= 1000
+
+    monkeypatch.setattr(script.module, "average_gradients", average_gradients)
+    train(script, max_grad_norm=0.1)
+    assert len(optimizer_steps) >= 8
+    assert max(grad.norm() for _, grad in optimizer_steps) <= 0.1 * (1 + 1e-4)
+
+
+@scripts
+def test_every_weight_learns(script, spy):
+    noises = spy(script.module.Agent, "draw_noise")
+    run_dir = train(script, learning_rate=1e-3)
+    (agent, *_), _ = noises[0]
+    trained = checkpoint_of(run_dir)["agent"]
+    for name, start in agent.state_dict().items():
+        assert not torch.equal(trained[name], start), name
+
+
+# -- what is logged --
+@scripts
+def test_speed_and_shares_of_time(script, spy, monkeypatch):
+    """By a clock by which a rollout takes 5 seconds, an update 20, a part of a phase 3."""
+    module = script.module
+    rollouts, updates = spy(module.Agent, "draw_noise"), spy(module, "gae")
+    phases = spy(module, "aux_loss") if hasattr(module, "aux_loss") else []
+    now = lambda: 1e9 + 5 * len(rollouts) + 20 * len(updates) + 3 * len(phases)  # noqa: E731
+    monkeypatch.setattr(module.time, "time", now)
+    scalars = scalars_of(train(script))
+    assert [seconds for _, seconds in scalars["time/rollout"]] == [5] * 4
+    assert [seconds for _, seconds in scalars["time/update"]] == [20] * 4
+    auxiliary = [seconds for _, seconds in scalars.get("time/auxiliary", [])]
+    assert sum(auxiliary) == 3 * len(phases) and bool(phases) == bool(auxiliary)
+    step, speed = scalars["charts/SPS"][-1]
+    assert speed == pytest.approx(step / (4 * 25 + sum(auxiliary)))
+
+
+# -- resuming --
+@scripts
+def test_a_resumed_run_goes_on_with_its_clock_and_its_last_100_returns(script):
+    run_dir = killed(script, "after renaming", 2, lambda: train(script))
+    path = run_dir / "checkpoint.pt"
+    checkpoint = torch.load(path, weights_only=True)
+    earlier = [1000.0 + i for i in range(100)]
+    torch.save(checkpoint | {"seconds": 1e6, "recent_returns": earlier}, path)
+    result = resume(script, run_dir)
+    checkpoint = torch.load(path, weights_only=True)
+    assert 1e6 < checkpoint["seconds"] < 1e6 + 600
+    returns = checkpoint["recent_returns"]
+    new = 100 - sum(value in earlier for value in returns)
+    assert returns[: 100 - new] == earlier[new:]  # the oldest have gone, as many as came
+    assert len(returns) == 100 and result["return"] == pytest.approx(np.mean(returns))
+
+
+@scripts_that(lambda script: "resumed_at" in script.source)
+def test_environments_of_all_processes_are_seeded_anew_where_a_run_is_resumed(script, monkeypatch):
+    """The first of two processes is killed after the second iteration, the second one resumes."""
+    module, seeds = script.module, seeds_of_resets(script, monkeypatch)
+    monkeypatch.setattr(module, "all_gather", lambda value: [value, value])
+    rank = 0
+    halved = lambda args: (rank, replace(args, num_envs=2))  # noqa: E731
+    monkeypatch.setattr(module, "join_processes", halved)
+    sizes = {"num_envs": 4, "num_minibatches": 2, "seed": 10, "total_timesteps": 512}
+    run_dir = killed(script, "after renaming", 2, lambda: train(script, **sizes))
+    rank = 1
+    resume(script, run_dir)
+    assert seeds == [10, 10 + 2 + 2 * 4]
+
+
+@scripts_that(lambda script: "obs_rms" in script.source)
+def test_where_new_episodes_start_their_observations_are_normalized(script, spy, monkeypatch):
+    """The first ones, as all: by the statistics of the checkpoint."""
+    run_dir = killed(
+        script, "after renaming", 2, lambda: train(script, **known(script, norm_obs=True))
+    )
+    starts = []
+    monkeypatch.setattr(script.module, "restore_envs", lambda envs, states: False)
+    watch_envs(script, monkeypatch, reset=lambda result: starts.append(result[0].copy()) or result)
+    mean, var, _ = (x.numpy() for x in checkpoint_of(run_dir)["obs_rms"])
+    rollouts = spy(script.module.Agent, "evaluate_actions")
+    resume(script, run_dir)
+    (_, obs, *_), _ = rollouts[0]
+    expected = ((starts[-1] - mean) / np.sqrt(var + 1e-8)).clip(-10, 10)
+    np.testing.assert_allclose(obs[: len(expected)], expected, rtol=1e-5, atol=1e-6)
+    assert len(starts) == 2 and abs(starts[0] - starts[1]).max() > 1e-3
