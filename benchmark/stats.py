@@ -1,5 +1,7 @@
 """Intervals and aggregates. The aggregates are rliable's (arXiv:2108.13264), and tested with it."""
 
+import warnings
+
 import numpy as np
 from scipy import stats
 
@@ -24,7 +26,8 @@ def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
         return mean, np.nan, np.nan
     if np.ptp(x) == 0 and np.ptp(y) == 0:  # both without spread: scipy has no number for it
         return mean, mean, mean
-    interval = stats.ttest_ind(y, x, equal_var=False).confidence_interval(0.95)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of one without spread
+        interval = stats.ttest_ind(y, x, equal_var=False).confidence_interval(0.95)
     return mean, interval.low, interval.high
 
 
