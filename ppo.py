@@ -383,7 +383,9 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another configuration."""
+    """Stop with one line if the run in the directory has another script or configuration."""
+    script = Path(__file__).name
+    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
     old = load_checkpoint(run_dir)["args"]
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
@@ -411,8 +413,12 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
         found = not args.track or find_spec("wandb")
@@ -424,8 +430,6 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
-        if video_dir:
-            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
     obs_space, action_space = env.observation_space, env.action_space
@@ -433,6 +437,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(vector, f"{args.env_id} observes {obs_space}; this script needs vectors")
     discrete = isinstance(action_space, gym.spaces.Discrete)
     require(discrete, f"{args.env_id} acts in {action_space}; this script needs Discrete actions")
+    if video_dir:
+        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     # A copy of each observation: a reset may reuse the memory of final_obs
     return gym.wrappers.TransformObservation(env, np.array, obs_space)
 
@@ -491,11 +497,12 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         import wandb
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        names |= {"config": asdict(args), "reinit": "finish_previous"}
-        wandb.init(**names, sync_tensorboard=True, save_code=True)
+        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
+        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
+        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    again = "uv run" if "UV" in os.environ else "python"
+    uv_run = "uv run --with wandb" if args.track else "uv run"
+    again = uv_run if "UV" in os.environ else "python"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None

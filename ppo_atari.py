@@ -8,8 +8,8 @@
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
 Look:    tensorboard --logdir runs
-Expect:  with --bf16 a return of 449 after 10M steps and 4 hours on two cores; 22 after an hour with
-         --total-timesteps 1_000_000 (one seed each)
+Expect:  with --bf16 a return of 449 after 10M steps and 4 hours on two cores; in float32 22 after
+         --total-timesteps 1_000_000 and an hour (one seed each)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
          details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours. What has to do
          with `rank`, `local_args`, `all_gather` or `compiled` can be skipped at first.
@@ -366,7 +366,7 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; later it would keep the process group alive
+    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -582,7 +582,9 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another configuration."""
+    """Stop with one line if the run in the directory has another script or configuration."""
+    script = Path(__file__).name
+    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
     old = load_checkpoint(run_dir)["args"]
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
@@ -607,12 +609,15 @@ def check_args(args: Args) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
+            highest["max_episode_steps"] = 10**8  # in C, times --frame-skip, it is an int
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
@@ -646,7 +651,10 @@ def join_processes(args: Args) -> tuple[int, Args]:
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
     local_args.env_threads = math.ceil(args.env_threads / here)
     local_args.capture_video = args.capture_video and rank == 0
-    check_args(replace(local_args, resume=None))  # its share is another configuration
+    try:
+        check_args(replace(local_args, resume=None))  # its share is another configuration
+    except UserError as error:
+        raise UserError(f"each of {size} processes: {error}") from error
     if args.cuda:
         gpus = torch.cuda.device_count()
         require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
@@ -805,11 +813,12 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         import wandb
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        names |= {"config": asdict(args), "reinit": "finish_previous"}
-        wandb.init(**names, sync_tensorboard=True, save_code=True)
+        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
+        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
+        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    again = "uv run" if "UV" in os.environ else "python"
+    uv_run = "uv run --with wandb" if args.track else "uv run"
+    again = uv_run if "UV" in os.environ else "python"
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"

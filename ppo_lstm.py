@@ -6,11 +6,11 @@
 # ///
 """PPO with a memory: ppo_atari.py and the five LSTM details, for games and for vectors.
 
-Run:     uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --num-envs 16 --learning-rate 1e-3
-             --gamma 0.98 --clip-coef 0.2 --no-clip-vloss --ent-coef 0 --vf-coef 0.001
-             --total-timesteps 1_000_000 --no-cuda --no-compile
+Run:     uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --num-envs 16 \
+             --learning-rate 1e-3 --gamma 0.98 --clip-coef 0.2 --no-clip-vloss --ent-coef 0 \
+             --vf-coef 0.001 --total-timesteps 1_000_000 --no-cuda --no-compile
 Look:    tensorboard --logdir runs
-Expect:  a return of 500 after 90 to 260 s on one core (median of 3 seeds)
+Expect:  a return of 500 (median of 3 seeds) after 90 to 260 s on one core
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
          LSTM details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them in
@@ -372,8 +372,8 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
 
     A sequence ends with the rollout, or with a row where keep_state (T, N) is False: a reset, from
     which the next row starts with zeros. The S sequences fill a padded array (L, S), L the longest.
-    Returns of each of the M = n * T samples its row in the batch and its place in that array, flat;
-    L; the states (2, S, H) that the sequences start from, given `state` (2, N, H) of the rollout.
+    Returns, for each of the M = n * T samples, its row in the batch and its place in that array; L;
+    the states (2, S, H) that the sequences start from, given `state` (2, N, H) of the rollout.
     T = 5, n = 1, a reset in row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, padded 0 2 | 1 3 | - 4.
     """
     T, N = keep_state.shape
@@ -416,7 +416,7 @@ def train(args: Args) -> dict:
         torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; later it would keep the process group alive
+    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -651,7 +651,9 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another configuration."""
+    """Stop with one line if the run in the directory has another script or configuration."""
+    script = Path(__file__).name
+    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
     old = load_checkpoint(run_dir)["args"]
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
@@ -676,6 +678,7 @@ def check_args(args: Args) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
+            highest["max_episode_steps"] = 10**8  # in C, times --frame-skip, it is an int
             high = highest.get(name, sys.float_info.max)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -718,7 +721,10 @@ def join_processes(args: Args) -> tuple[int, Args]:
     here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
     local_args.env_threads = math.ceil(args.env_threads / here)
     local_args.capture_video = args.capture_video and rank == 0
-    check_args(replace(local_args, resume=None))  # its share is another configuration
+    try:
+        check_args(replace(local_args, resume=None))  # its share is another configuration
+    except UserError as error:
+        raise UserError(f"each of {size} processes: {error}") from error
     if args.cuda:
         gpus = torch.cuda.device_count()
         require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
@@ -782,8 +788,6 @@ def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
-        if video_dir:
-            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
     obs_space, action_space = env.observation_space, env.action_space
@@ -791,11 +795,13 @@ def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     fits = fits and isinstance(action_space, gym.spaces.Discrete)
     spaces = f"{args.env_id} has {obs_space} and {action_space}"
     require(fits, f"{spaces}; this script needs games, or vectors and Discrete actions")
+    if video_dir:
+        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     return VectorObservation(env, args)
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game of ALE."""
+    """One game of ALE, or an environment with vectors."""
     if not game_name(args.env_id):
         return make_vector_env(args, video_dir)
     config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
@@ -889,7 +895,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
 
 
 def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy of x on a GPU, for which no later line waits; x itself on the CPU."""
+    """Copy x to a GPU without waiting for it; on the CPU x itself."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
@@ -937,11 +943,12 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         import wandb
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        names |= {"config": asdict(args), "reinit": "finish_previous"}
-        wandb.init(**names, sync_tensorboard=True, save_code=True)
+        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
+        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
+        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    again = "uv run" if "UV" in os.environ else "python"
+    uv_run = "uv run --with wandb" if args.track else "uv run"
+    again = uv_run if "UV" in os.environ else "python"
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"

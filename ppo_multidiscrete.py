@@ -440,7 +440,8 @@ def train(args: Args) -> dict:
             first = torch.arange(args.batch_size // args.num_minibatches, device=device)
             example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
-            gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
+            if args.env_id in MicroRTS.tasks:
+                gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
@@ -530,7 +531,9 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another configuration."""
+    """Stop with one line if the run in the directory has another script or configuration."""
+    script = Path(__file__).name
+    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
     old = load_checkpoint(run_dir)["args"]
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
@@ -558,6 +561,8 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.discretize_actions != 1, "--discretize-actions (1) must be at least 2")
     if args.env_id.startswith("Microrts"):
@@ -566,6 +571,8 @@ def check_args(args: Args) -> None:
         skip = f"--frame-skip ({args.frame_skip})"
         require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
         found = not args.track or find_spec("wandb")
@@ -651,8 +658,6 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
-        if video_dir:
-            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         env = MaskInInfos(env)
         if not isinstance(env.observation_space, gym.spaces.Box):
             env = gym.wrappers.FlattenObservation(env)
@@ -674,6 +679,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     chosen = args.discretize_actions is not None
     require(box == chosen, f"{acts}; a Box needs --discretize-actions, and nothing else does")
     require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
+    if video_dir:
+        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     # A copy of each observation: a reset may reuse the memory of final_obs
     env = gym.wrappers.TransformObservation(env, np.array, obs_space)
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
@@ -785,11 +792,12 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         import wandb
 
         names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= {"id": run_dir.name, "name": run_dir.name, "resume": "allow", "dir": run_dir}
-        names |= {"config": asdict(args), "reinit": "finish_previous"}
-        wandb.init(**names, sync_tensorboard=True, save_code=True)
+        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
+        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
+        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    again = "uv run" if "UV" in os.environ else "python"
+    uv_run = "uv run --with wandb" if args.track else "uv run"
+    again = uv_run if "UV" in os.environ else "python"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None

@@ -953,6 +953,7 @@ def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari_fast, rec
         ("--env-id HalfCheetah-v4", ["--env-id", "HalfCheetah-v4", "no Atari game"]),
         ("--num-minibatches 3", ["--num-minibatches (3)", "8 * 128", "1024"]),
         ("--noop-max -1", ["--noop-max (-1)"]),
+        ("--max-episode-steps 1000000000", ["--max-episode-steps (1000000000)"]),  # no C int
         ("--frame-stack 0", ["--frame-stack (0)"]),
         ("--max-episode-steps 0", ["--max-episode-steps (0)"]),
     ],

@@ -497,6 +497,16 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
 
 
 @scripts
+@pytest.mark.parametrize("how", ["--resume", "--evaluate"])
+def test_a_run_of_another_script_is_refused(script, how, finished):
+    """Of a changed copy, say, whose flags are the same."""
+    run_dir = finished(script)
+    (run_dir / f"{script.name}.py").rename(run_dir / "my_ppo.py")
+    message = message_of(script, how, str(run_dir))
+    assert lacks(message, [str(run_dir), "another script", f"{script.name}.py"]) == []
+
+
+@scripts
 def test_a_default_is_a_change_where_the_run_has_another_value(script, finished):
     run_dir = finished(script)
     defaults = script.module.Args()
@@ -585,6 +595,45 @@ def test_environments_that_do_not_fit_are_named(script, tmp_path):
         flags = [*flags_of(script), "--env-id", *env_id.split()]
         assert lacks(message_of(script, *flags), words) == [], env_id
     assert list(tmp_path.iterdir()) == []
+
+
+ONE_BY_ONE = [s for s in SCRIPTS.values() if s.loss == "ppo_loss" and not s.whole_sequences]
+
+
+@pytest.mark.parametrize("script", ONE_BY_ONE, ids=lambda script: script.name)
+def test_minibatches_of_one_sample_are_not_normalized(script):
+    """Less its own mean every advantage is 0, and the policy learns nothing."""
+    flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
+    assert lacks(message_of(script, *flags), ["2 * 4", "8", "--no-norm-adv"]) == []
+    flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=4, norm_adv=True)
+    script.module.parse_args(flags)
+
+
+VECTORS = "ppo ppo_continuous_mujoco trpo_continuous_mujoco ppo_multidiscrete ppo_lstm".split()
+VECTORS = [SCRIPTS[name] for name in VECTORS]
+
+
+@pytest.mark.parametrize("script", VECTORS, ids=lambda script: script.name)
+def test_no_folder_of_videos_is_made_for_an_environment_that_does_not_fit(script, tmp_path):
+    for env_id, words in script.wrong_env.items():
+        flags = [*flags_of(script, capture_video=True), "--env-id", *env_id.split()]
+        assert lacks(message_of(script, *flags), words) == [], env_id
+    assert list(tmp_path.iterdir()) == []
+
+
+ROBOTS = [s for s in SCRIPTS.values() if "M01" in s.details]
+
+
+@pytest.mark.parametrize("script", ROBOTS, ids=lambda script: script.name)
+def test_worker_processes_make_no_videos_of_robots(script, finished):
+    """The first environment is made in this process too, and a forked renderer hangs."""
+    message = message_of(script, *flags_of(script, env_backend="async", capture_video=True))
+    assert lacks(message, ["--capture-video", "--env-backend sync"]) == []
+    run_dir = finished(script)
+    checkpoint = checkpoint_of(run_dir)
+    checkpoint["args"]["env_backend"] = "async"
+    torch.save(checkpoint, run_dir / "checkpoint.pt")
+    script.module.parse_args(["--evaluate", str(run_dir), "--capture-video"])
 
 
 @scripts
@@ -934,19 +983,24 @@ def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
 
 
 @each_text_of("open_logs")
-def test_a_resumed_run_goes_on_in_the_same_wandb_run(script, everything_is_there, monkeypatch):
+def test_a_resumed_run_goes_on_in_the_same_wandb_run(
+    script, everything_is_there, monkeypatch, capsys
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it is wandb that is there
     calls = []
     everything_is_there.init = lambda **kwargs: calls.append(kwargs)
     names = {"wandb_project_name": "project", "wandb_entity": "team", "track": True}
+    monkeypatch.setenv("UV", "uv")
     run_dir = killed(script, "after renaming", 2, lambda: train(script, **names))
-    resume(script, run_dir)
+    assert f"uv run --with wandb {script.path} --resume" in capsys.readouterr().out
+    resume_off = script.module.parse_args(["--resume", str(run_dir), "--no-track"])
+    assert not resume_off.track
+    monkeypatch.chdir(run_dir)
+    resume(script, Path("."))
     first, second = calls
     assert (first["project"], first["entity"]) == ("project", "team")
     assert first["id"] == second["id"] == run_dir.name and second["resume"] in ("allow", "must")
     assert first["sync_tensorboard"] and first["config"]["num_steps"] == 32
-    resume_off = script.module.parse_args(["--resume", str(run_dir), "--no-track"])
-    assert not resume_off.track
 
 
 @scripts

@@ -143,6 +143,12 @@ def recorded(script: Script) -> dict:
         seen["averages"].append((before, (flat(parts), copied(stats))))
         seen["agent"] = agent
 
+    def save_checkpoint(original, run_dir, state):
+        time.sleep(0.1)  # while the other process could go on
+        original(run_dir, state)
+        seen["rollouts"] = sorted(path.name for path in run_dir.glob("rollouts*.bin"))
+
+    wrap(module, "save_checkpoint", save_checkpoint)
     wrap(module, "make_envs", make_envs)
     wrap(module.Agent, "draw_noise", draw_noise)
     wrap(module, "gae", gae)
@@ -304,6 +310,15 @@ def test_the_advantages_of_a_whole_batch_are_normalized_over_all_processes(recor
     assert all(abs(part.mean()) > 1e-3 for part in parts)
 
 
+def test_rollouts_are_kept_until_the_last_checkpoint_is_written(recordings):
+    """With the checkpoint before it a run could not be resumed without them."""
+    if not available("ppg_procgen"):
+        pytest.skip("procgen-mirror is not installed")
+    first = recordings[0]["ppg_procgen"]
+    assert first["rollouts"] == ["rollouts.bin", "rollouts1.bin"]
+    assert list(Path(first["run_dir"]).glob("rollouts*.bin")) == []
+
+
 # -- early stop, checkpoints --
 def stopped_early(script: Script) -> dict:
     """Epochs of an iteration where only the second process sees a large KL divergence."""
@@ -457,7 +472,11 @@ def test_a_process_has_its_share(script, second_of_two):
 
 SHARES = {
     "--num-envs 3": ["2 processes", "--num-envs 3"],
-    "--num-envs 2 --num-steps 25 --num-minibatches 2": ["1 * 25", "--num-minibatches (2)"],
+    "--num-envs 2 --num-steps 25 --num-minibatches 2": [
+        "each of 2 processes",
+        "1 * 25",
+        "--num-minibatches (2)",
+    ],
 }
 
 
@@ -467,7 +486,7 @@ def test_what_cannot_be_shared_is_an_error(script, flags, second_of_two):
     words = SHARES[flags]
     if script.whole_sequences:
         flags = flags.replace("--num-envs 3", "--num-envs 3 --num-minibatches 1")
-        words = words if "3" in flags else ["--num-envs (1)", "--num-minibatches (2)"]
+        words = words if "3" in flags else [words[0], "--num-envs (1)", words[2]]
     fields = {flag.replace("-", "_"): int(n) for flag, n in re.findall(r"--(\S+) (\d+)", flags)}
     args = script.module.Args(**script.tiny | fields)
     with pytest.raises(script.module.UserError) as stop:

@@ -1049,6 +1049,13 @@ def test_auxiliary_phase_learns_the_values_and_keeps_the_policy(run_procgen, spy
     assert last[1] < 0.95 * first[1] and last[2] < first[2] and last[0] < 0.01, (first, last)
 
 
+def test_a_wrong_length_of_a_phase_is_named_beside_a_run_too(tiny_procgen, run_procgen_fast):
+    run_dir = run_procgen_fast(ppg)["run_dir"]
+    for how in ("--resume", "--evaluate"):
+        with pytest.raises(ppg.UserError, match="n_iteration .* to 0"):
+            ppg.parse_args([how, run_dir, "--n-iteration", "0"])
+
+
 # -- stored rollouts --
 def test_rollouts_are_read_without_keeping_them_in_memory(tiny_procgen, tmp_path):
     """300 MB in all: the memory of this process grows by a few minibatches at most."""
@@ -1265,6 +1272,7 @@ BAD_FLAGS = {
     "--start-level 5": ["--start-level (5)", "--num-levels"],
     "--num-levels -1": ["--num-levels (-1)"],
     "--start-level 2000000000": ["--start-level (2000000000)"],
+    "--num-levels 1073741824": ["--num-levels (1073741824)"],  # with such a start no level is left
     "--seed 3000000000": ["--seed (3000000000)"],
     "--num-minibatches 3": ["--num-minibatches (3)", "64 * 256", "16384"],
     "--total-timesteps 16383": ["--total-timesteps (16383)", "16384"],

@@ -391,6 +391,12 @@ def test_bad_input_is_one_line(flags, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_fisher_matrix_of_the_first_steps_alone_is_refused():
+    with pytest.raises(trpo.UserError, match=r"--fisher-every \(33\) is more than --num-steps"):
+        trpo.parse_args("--fisher-every 33 --num-steps 32".split())
+    trpo.parse_args("--fisher-every 32 --num-steps 32".split())
+
+
 @pytest.mark.parametrize("flag", ["--target-kl 0.1", "--vf-coef 0.5", "--shared-network"])
 def test_flags_without_a_meaning_are_gone(flag, capsys):
     with pytest.raises(SystemExit) as stop:
