@@ -692,8 +692,6 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
-    alone = args.norm_adv and args.batch_size == args.num_minibatches
-    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     given = f"--num-envs ({args.num_envs}) must be divisible by"
     even = args.num_envs % args.num_aux_rollouts == 0

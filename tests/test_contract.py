@@ -597,12 +597,13 @@ def test_environments_that_do_not_fit_are_named(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-ONE_BY_ONE = [s for s in SCRIPTS.values() if s.loss == "ppo_loss" and not s.whole_sequences]
+ONE_BY_ONE = "ppo ppo_continuous_mujoco ppo_multidiscrete ppo_atari ppo_procgen".split()
 
 
-@pytest.mark.parametrize("script", ONE_BY_ONE, ids=lambda script: script.name)
-def test_minibatches_of_one_sample_are_not_normalized(script):
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_minibatches_of_one_sample_are_not_normalized(name):
     """Less its own mean every advantage is 0, and the policy learns nothing."""
+    script = SCRIPTS[name]
     flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
     assert lacks(message_of(script, *flags), ["2 * 4", "8", "--no-norm-adv"]) == []
     flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=4, norm_adv=True)

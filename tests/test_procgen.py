@@ -1053,7 +1053,7 @@ def test_a_wrong_length_of_a_phase_is_named_beside_a_run_too(tiny_procgen, run_p
     run_dir = run_procgen_fast(ppg)["run_dir"]
     for how in ("--resume", "--evaluate"):
         with pytest.raises(ppg.UserError, match="n_iteration .* to 0"):
-            ppg.parse_args([how, run_dir, "--n-iteration", "0"])
+            ppg.parse_args([how, str(run_dir), "--n-iteration", "0"])
 
 
 # -- stored rollouts --
