@@ -36,6 +36,7 @@ AUXILIARY = {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 2}
 OPENAI = {"distribution_mode": "hard", "aux_adam": True, "env_minibatches": True, "vf_coef": 1.0}
 OPENAI |= {"clip_vloss": False, "max_grad_norm": 0.0, "norm_reward_rollout": True}
 OPENAI |= {"reward_gamma": 0.99}
+GRID = "peers.masked_grid:MaskedGrid-v0"
 
 
 @dataclass
@@ -79,6 +80,11 @@ for arch in ("dual", "detach", "shared"):
     ours = OPENAI | {"arch": arch, "skip_aux_every": int(ppo)}
     CASES[f"openai_{'ppo' if ppo else f'ppg_{arch}'}"] = Case(
         "ppg_procgen", "phasic_policy_gradient", "bigfish", 6, 4, 64, 2, both, ours
+    )
+
+for original, masked in (("ppo_multidiscrete.py", False), ("ppo_multidiscrete_mask.py", True)):
+    CASES[f"blog_{Path(original).stem}"] = Case(
+        "ppo_multidiscrete", original, GRID, 4, 4, 64, 4, ours={"action_mask": masked}
     )
 
 
@@ -131,6 +137,11 @@ def command_of(case: Case, clone: Path, python: str, file: Path) -> list[str]:
         options = case.shared | {"distribution_mode": "hard", "arch": case.ours["arch"]}
         options["phases"] = case.iterations // options["n_iteration"]
         peer, rest = "equal_openai_ppg.py", [clone, file, EPSILON, json.dumps(options)]
+    elif case.env_id == GRID:
+        peer, rest = (
+            "equal_blog.py",
+            [clone / case.original, file, EPSILON, json.dumps(case.shared)],
+        )
     elif case.flags:
         peer = "equal_madry.py"
         rest = [clone / case.original, file, EPSILON, json.dumps(case.shared)]

@@ -228,6 +228,8 @@ def original_of(facts: dict[str, str]) -> str:
     original, commit = facts["original"].rsplit(", ", 1)
     if original.startswith("cleanrl/"):
         return f"CleanRL's `{Path(original).name}` ({commit})"
+    if original.startswith("ppo_multidiscrete"):
+        return f"the post's `{original}` ({commit})"
     if original.startswith("configs/"):
         return f"Implementation Matters' `{Path(original).stem.split('_', 1)[1]}` ({commit})"
     return f"OpenAI's `{original}` ({commit}), `arch={json.loads(facts['args'])['arch']}`"
@@ -245,10 +247,10 @@ def equal_section() -> str:
         ours = Path(script).name if script.endswith(".patch") else f"{script}.py"
         far = pd.DataFrame([data.drop(columns="weights").max() for _, data in runs])
         ends = (far["from_first"].max(), far["from_theirs"].max(), far["from_changed"].min())
-        envs = ", ".join(facts["env"] for facts, _ in runs)
+        envs = ", ".join(facts["env"].split(":")[-1] for facts, _ in runs)
         rows.append([f"`{ours}`", original, envs, iterations, *(f"{end:.1e}" for end in ends)])
     head = ["ours", "original", "environments", "iterations", "weights move by up to"]
-    head += ["end from theirs by up to", "with lambda 0.94 from ours by"]
+    head += ["end from theirs by up to", "ours with lambda 0.94 differs by"]
     ran = [
         (facts["hardware"], facts["versions"], f"commit {facts['commit']}") for facts, _ in files
     ]
