@@ -11,7 +11,7 @@
 Run:     uv run ppg_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
 Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one
-         to two cores (one seed); published: 34 after 25M
+         to two cores (one seed); published after 25M: 35 (CleanRL), 42 (OpenAI's, --arch shared)
 Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
          details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), the others those of "The
          37 Implementation Details of PPO".
@@ -76,7 +76,7 @@ class Args:
     e_policy: int = 1  # passes over a rollout, for policy and value together [P03]
     norm_adv: bool = False  # normalize the advantages of a minibatch [C07]
     adv_norm_fullbatch: bool = True  # normalize the advantages of a rollout [P06]
-    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -96,7 +96,7 @@ class Args:
     aux_adam: bool = False  # an optimizer of its own for the auxiliary phase [P09]
     env_minibatches: bool = False  # minibatches of whole environments in the policy phase [P03]
     init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
-    arch: Literal["detach", "dual", "shared"] = "detach"  # layout of the value's network [P02]
+    arch: Literal["detach", "dual", "shared"] = "detach"  # value: detached, own CNN, shared [P02]
     norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
     reward_gamma: float | None = None  # discount factor of norm_reward's return; None: gamma
     norm_reward_rollout: bool = False  # update norm_reward once a rollout, not once a step [P10]
@@ -144,7 +144,7 @@ class RunningMeanStd(NamedTuple):
     count: float = 1e-4
 
     def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
+        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
@@ -183,7 +183,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # two layers have 6**-0.5; the variances of six such blocks add up to 1
+        std = 6**-0.25  # both layers: 6**-0.5; the variances of six such blocks add up to 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -263,7 +263,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -294,7 +294,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def aux_loss(agent: Agent, mb: dict, args: Args):
-    """PPG's L_joint + L_value () and its terms on M steps (arXiv:2009.04416, section 2).
+    """PPG's L_joint + L_value, a scalar, and its terms on M steps (arXiv:2009.04416, section 2).
 
     mb: observations, logits (M, A) of the policy before the auxiliary phase and returns (M,), the
     value targets of the policy phase. --compile compiles this too.
@@ -311,7 +311,7 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; --compile makes it one graph."""
+    """The scalar loss and diagnostics of a minibatch; --compile makes it one graph."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
@@ -323,9 +323,10 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
-    for tensors in zip(*(tensor.split(micro_batch_size) for tensor in mb.values())):
-        share = len(tensors[0]) / len(mb["obs"])
-        loss, stats = loss_fn(agent, dict(zip(mb, tensors)), *rest)
+    for start in range(0, len(mb["obs"]), micro_batch_size):
+        part = {name: b[start : start + micro_batch_size] for name, b in mb.items()}
+        share = len(part["obs"]) / len(mb["obs"])
+        loss, stats = loss_fn(agent, part, *rest)
         (share * loss).backward()
         sums = {name: sums.get(name, 0) + share * stat for name, stat in stats.items()}
         for param in agent.parameters():
@@ -350,7 +351,7 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
+    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -470,7 +471,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
         V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which dones cut off
-        # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
+        # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
         # -- update --
@@ -530,9 +531,11 @@ def train(args: Args) -> dict:
                     logits = torch.cat([agent(part)[0] for part in parts])
                     aux_logits[rows] = logits.unflatten(0, (-1, T))
             aux_metrics = []  # a dict of numbers for each minibatch
-            passes = 0  # done before; resuming inside a phase may be skipped at a first reading
+            passes = 0  # done before
+            # A run stopped in this phase goes on after its last whole pass, if the policy to clone
+            # is the same again: the sum of its logits tells
             phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
-            if paused and paused["phase_key"] == phase_key:  # a run stopped here goes on
+            if paused and paused["phase_key"] == phase_key:
                 passes, aux_metrics = paused["passes"], paused["metrics"]
                 start_time = time.time() - paused["seconds"]
                 restore_learners(paused, learners, rank)
@@ -564,7 +567,8 @@ def train(args: Args) -> dict:
             writer.add_scalar("time/auxiliary", aux_seconds, global_step)
 
         # -- log --
-        for step, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
+        finished = sum(all_gather(finished), [])  # of all processes
+        for step, score, length, at in sorted(finished, key=lambda episode: episode[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step)
             writer.add_scalar("charts/episodic_length", length, step)

@@ -75,7 +75,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -311,7 +311,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -345,7 +345,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; --compile makes it one graph."""
+    """The scalar loss and diagnostics of a minibatch; --compile makes it one graph."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
@@ -366,7 +366,7 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
+    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -479,8 +479,9 @@ def train(args: Args) -> dict:
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            order = torch.randperm(len(valid_inds)).repeat(3)  # real steps are at least B / 3
-            b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # B: some of them again
+            # Some real steps are there again, so that minibatches keep their size in each iteration
+            order = torch.randperm(len(valid_inds)).repeat(3)  # at least every third step is real
+            b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # (B,)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_fn(agent, mb, clip_coef, args)
@@ -499,7 +500,8 @@ def train(args: Args) -> dict:
         # -- log --
         real_steps = sum(all_gather(valid.sum(axis=1)))  # (T,), of all processes in each row
         step_after = global_step + real_steps.cumsum()
-        for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
+        finished = sum(all_gather(finished), [])  # of all processes
+        for t, score, length, at in sorted(finished, key=lambda episode: episode[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
             writer.add_scalar("charts/episodic_length", length, step_after[t])

@@ -67,7 +67,7 @@ class Args:
     num_minibatches: int = 32  # minibatches of an epoch [C06]
     update_epochs: int = 10  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.0  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -117,7 +117,7 @@ class RunningMeanStd(NamedTuple):
     count: float = 1e-4
 
     def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
+        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
@@ -244,7 +244,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -296,7 +296,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # a function compiles eight times at most; train may run again
+    torch.compiler.reset()  # forget the graphs of an earlier run: torch keeps eight of a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory

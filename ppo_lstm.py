@@ -76,7 +76,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -289,7 +289,8 @@ class Agent(nn.Module):
         """Hidden states (M, H) of features (M, F): all sequences of `split_episodes` at once."""
         padded = features.new_zeros(length * state.shape[1], features.shape[1])
         padded = padded.index_copy(0, padded_inds, features).unflatten(0, (length, -1))  # (L, S, F)
-        hidden, _ = self.lstm(padded, tuple(state[:, None]))  # (L, S, H)
+        h, c = state[:, None]  # (1, S, H) each, as nn.LSTM takes them
+        hidden, _ = self.lstm(padded, (h, c))  # (L, S, H)
         return hidden.flatten(0, 1)[padded_inds]
 
     def heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,7 +304,8 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs: torch.Tensor, state: torch.Tensor, noise: torch.Tensor):
         """Gumbel-max samples (modes if noise is 0), log-probabilities, values, state (2, n, H)."""
-        hidden, state = self.lstm(self.encode(obs)[None], tuple(state[:, None]))  # (1, n, H)
+        h, c = state[:, None]  # (1, n, H) each
+        hidden, state = self.lstm(self.encode(obs)[None], (h, c))  # (1, n, H)
         logits, value = self.heads(hidden[0])
         action = (logits + noise).argmax(-1)
         logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
@@ -334,7 +336,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -368,17 +370,18 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
-    """The steps of environments mb_envs (n,) as sequences with no reset inside, for `run_lstm`.
+    """Cut the rollouts of environments mb_envs (n,) at resets, into S sequences for `run_lstm`.
 
-    A sequence ends with the rollout, or with a row where keep_state (T, N) is False: a reset, from
-    which the next row starts with zeros. The S sequences fill a padded array (L, S), L the longest.
-    Returns, for each of the M = n * T samples, its row in the batch and its place in that array; L;
-    the states (2, S, H) that the sequences start from, given `state` (2, N, H) of the rollout.
-    T = 5, n = 1, a reset in row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, padded 0 2 | 1 3 | - 4.
+    After a row where keep_state (T, N) is False the memory is zeros; `state` is (2, N, H), before
+    row 0. A padded array (L, S) has a sequence in each column, L is the longest. Returns
+    mb_inds (M = n * T,): the row in the batch of each sample, environment by environment,
+    padded_inds (M,): its place in the flattened array,
+    L, and (2, S, H): the states that the sequences start from.
+    T = 5, n = 1, zeros after row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, array 0 2 | 1 3 | - 4.
     """
     T, N = keep_state.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
-    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # of a sequence: after a reset row, and at row 0
+    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # of a sequence: row 0, and after a reset
     env, first = starts.nonzero().T  # (S,) each: environment and first step of a sequence
     sequence = starts.flatten().cumsum(0) - 1  # (M,)
     step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) of its sequence
@@ -393,7 +396,7 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; --compile compiles this and Agent.encode."""
+    """The scalar loss and diagnostics of a minibatch; --compile compiles this and Agent.encode."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["hidden"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
@@ -416,7 +419,7 @@ def train(args: Args) -> dict:
         torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
+    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -538,7 +541,7 @@ def train(args: Args) -> dict:
                 loss_fn = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            b_envs = torch.randperm(N)  # [L04] minibatches of whole sequences
+            b_envs = torch.randperm(N)  # [L04] minibatches of whole rollouts
             for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 if args.compile:  # what one graph returns, another one must not overwrite
                     torch.compiler.cudagraph_mark_step_begin()
@@ -567,7 +570,8 @@ def train(args: Args) -> dict:
         # -- log --
         real_steps = sum(all_gather(valid.sum(axis=1)))  # (T,), of all processes in each row
         step_after = global_step + real_steps.cumsum()
-        for t, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
+        finished = sum(all_gather(finished), [])  # of all processes
+        for t, score, length, at in sorted(finished, key=lambda episode: episode[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
             writer.add_scalar("charts/episodic_length", length, step_after[t])

@@ -69,7 +69,7 @@ class Args:
     num_minibatches: int = 4  # minibatches of an epoch [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -259,7 +259,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -740,7 +740,6 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
             return None
         state = {"state": torch.tensor(np.array(game.state))}
         state["rng"] = game.np_random.bit_generator.state
-        state["steps_beyond_terminated"] = getattr(game, "steps_beyond_terminated", None)
         state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
         states.append(state)
     return states or None
@@ -753,7 +752,6 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     for env, state in zip(getattr(envs, "envs", []), states or []):
         env.unwrapped.state = state["state"].numpy()
         env.unwrapped.np_random.bit_generator.state = state["rng"]
-        env.unwrapped.steps_beyond_terminated = state["steps_beyond_terminated"]
         env.set_wrapper_attr("_elapsed_steps", state["elapsed_steps"])
     return states is not None
 

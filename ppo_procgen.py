@@ -13,7 +13,7 @@ Look:    tensorboard --logdir runs
 Expect:  on starpilot 4 after 0.5M steps and 50 to 100 minutes on two cores (two runs; 4 too
          in openai/train-procgen); published after 25M: 31 (CleanRL) to 34 (openai/train-procgen)
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. Ids in brackets name
-         details of "The 37 Implementation Details of PPO"; [S01] is ours, and left out here ("~").
+         details of "The 37 Implementation Details of PPO"; [S01] is ours. "~" marks one left out.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15.
 """
@@ -73,7 +73,7 @@ class Args:
     num_minibatches: int = 8  # minibatches of an epoch [C06]
     update_epochs: int = 3  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.2  # how far the probability ratio and the value may move [C08] [C09]
+    clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
@@ -124,7 +124,7 @@ class RunningMeanStd(NamedTuple):
     count: float = 1e-4
 
     def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
+        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
@@ -230,7 +230,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
-    """PPO's loss () and its diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
@@ -261,7 +261,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The loss () and its diagnostics on a minibatch; --compile makes it one graph."""
+    """The scalar loss and diagnostics of a minibatch; --compile makes it one graph."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
@@ -273,9 +273,10 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
-    for tensors in zip(*(tensor.split(micro_batch_size) for tensor in mb.values())):
-        share = len(tensors[0]) / len(mb["obs"])
-        loss, stats = loss_fn(agent, dict(zip(mb, tensors)), *rest)
+    for start in range(0, len(mb["obs"]), micro_batch_size):
+        part = {name: b[start : start + micro_batch_size] for name, b in mb.items()}
+        share = len(part["obs"]) / len(mb["obs"])
+        loss, stats = loss_fn(agent, part, *rest)
         (share * loss).backward()
         sums = {name: sums.get(name, 0) + share * stat for name, stat in stats.items()}
         for param in agent.parameters():
@@ -300,7 +301,7 @@ def train(args: Args) -> dict:
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # drop older graphs; called later, it keeps the process group alive
+    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
     rank, local_args = join_processes(args)
     torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -401,7 +402,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
         V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which dones cut off
-        # ~[S01] every end cuts the bootstrap: Procgen does not say which are time limits
+        # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
         # -- update --
@@ -433,7 +434,8 @@ def train(args: Args) -> dict:
                     break
 
         # -- log --
-        for step, score, length, at in sorted(sum(all_gather(finished), []), key=lambda x: x[0]):
+        finished = sum(all_gather(finished), [])  # of all processes
+        for step, score, length, at in sorted(finished, key=lambda episode: episode[0]):
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step)
             writer.add_scalar("charts/episodic_length", length, step)

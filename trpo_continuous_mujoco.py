@@ -11,8 +11,8 @@ Run:     uv run trpo_continuous_mujoco.py --env-id Hopper-v4 --no-bootstrap-trun
 Look:    tensorboard --logdir runs
 Expect:  a return of 2,200 after 1M steps and 10 minutes (mean of 3 seeds)
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the
-         update: [S05] to [S07] after baselines/trpo_mpi, whose steps may exceed --max-kl by half,
-         and [S08]. The rest is plumbing.
+         update: [S05] to [S07] after baselines/trpo_mpi (which accepts 1.5 times the KL limit),
+         and [S08]. "~" marks a detail left out. The rest is plumbing.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the policy has P parameters.
 """
@@ -69,7 +69,7 @@ class Args:
     num_minibatches: int = 32  # minibatches of an epoch [C06]
     update_epochs: int = 10  # passes over a rollout to fit the value
     norm_adv: bool = True  # normalize the advantages of a rollout [C07]
-    clip_coef: float = 0.2  # how far the value may move, if clip_vloss [C09]
+    clip_coef: float = 0.2  # clip range of the value, if clip_vloss [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.0  # weight of the entropy bonus [C10]
     max_grad_norm: float = 0.5  # largest norm of the value's gradient; 0 disables clipping [C11]
@@ -121,7 +121,7 @@ class RunningMeanStd(NamedTuple):
     count: float = 1e-4
 
     def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """The statistics updated with the rows of x (n, ...) (Chan et al.'s parallel variance)."""
+        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
@@ -252,7 +252,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
 
 
 def trpo_loss(agent: Agent, old_policy: Normal, batch: dict, args: Args):
-    """TRPO's loss () and its diagnostics on a whole batch (baselines/trpo_mpi/trpo_mpi.py).
+    """TRPO's scalar loss and diagnostics on a whole batch (baselines/trpo_mpi/trpo_mpi.py).
 
     old_policy: the distribution (B, A) of the rollout. batch: (B, ...) tensors of the rollout.
     """
@@ -262,7 +262,7 @@ def trpo_loss(agent: Agent, old_policy: Normal, batch: dict, args: Args):
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - batch["logprobs"]
-    pg_loss = -(advantages * logratio.exp()).mean()  # ~[C08] the trust region bounds the step
+    pg_loss = -(advantages * logratio.exp()).mean()  # ~[C08] no clipping: a trust region
     kl = kl_divergence(old_policy, agent.get_policy(batch["obs"])).sum(-1).mean()
     entropy = entropy.mean()
     loss = pg_loss - args.ent_coef * entropy  # [C10] overall loss, without the value's
@@ -284,7 +284,7 @@ def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: t
     """(F + damping) @ vector; F, never formed, is the policy's Fisher matrix at obs (n, O)."""
     policy = agent.get_policy(obs)
     fixed = Normal(policy.mean.detach(), policy.stddev.detach(), validate_args=False)
-    kl = kl_divergence(fixed, policy).sum(-1).mean()  # 2nd derivative: F (arXiv:1502.05477, C)
+    kl = kl_divergence(fixed, policy).sum(-1).mean()  # its Hessian is F (arXiv:1502.05477, C)
     params = agent.policy_parameters()
     grad = flatten(torch.autograd.grad(kl, params, create_graph=True))
     product = flatten(torch.autograd.grad(grad @ vector, params))
@@ -299,12 +299,12 @@ def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
     for _ in range(steps):
         if squares < 1e-10:  # as in baselines
             break
-        moved = product(direction)
-        alpha = squares / (direction @ moved)
+        image = product(direction)
+        alpha = squares / (direction @ image)
         x += alpha * direction
-        residual -= alpha * moved
-        before, squares = squares, residual @ residual
-        direction = residual + squares / before * direction
+        residual -= alpha * image
+        old_squares, squares = squares, residual @ residual
+        direction = residual + squares / old_squares * direction
     return x
 
 
@@ -323,7 +323,7 @@ def line_search(agent: Agent, params, full_step, old_policy: Normal, batch, max_
 
 
 def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
-    """The loss () of newvalue (M,), fitted to the returns of a minibatch (M,) of the rollout."""
+    """The scalar loss of newvalue (M,) on a minibatch of the rollout, fitted to its returns."""
     v_loss = (newvalue - mb["returns"]) ** 2
     if args.clip_vloss:  # [C09] value-loss clipping
         v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
@@ -348,7 +348,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # a function compiles eight times at most; train may run again
+    torch.compiler.reset()  # forget the graphs of an earlier run: torch keeps eight of a function
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory

@@ -606,8 +606,9 @@ def test_minibatches_of_one_sample_are_not_normalized(name):
     script = SCRIPTS[name]
     flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
     assert lacks(message_of(script, *flags), ["2 * 4", "8", "--no-norm-adv"]) == []
-    flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=4, norm_adv=True)
-    script.module.parse_args(flags)
+    for size, norm_adv in ((2, True), (1, False)):
+        fits = {"num_minibatches": 8 // size, "norm_adv": norm_adv}
+        script.module.parse_args(flags_of(script, num_envs=2, num_steps=4, **fits))
 
 
 VECTORS = "ppo ppo_continuous_mujoco trpo_continuous_mujoco ppo_multidiscrete ppo_lstm".split()
@@ -628,8 +629,10 @@ ROBOTS = [s for s in SCRIPTS.values() if "M01" in s.details]
 @pytest.mark.parametrize("script", ROBOTS, ids=lambda script: script.name)
 def test_worker_processes_make_no_videos_of_robots(script, finished):
     """The first environment is made in this process too, and a forked renderer hangs."""
-    message = message_of(script, *flags_of(script, env_backend="async", capture_video=True))
-    assert lacks(message, ["--capture-video", "--env-backend sync"]) == []
+    flags = flags_of(script, env_backend="async", capture_video=True)
+    with pytest.raises(script.module.UserError) as stop:
+        script.module.parse_args(flags)
+    assert lacks(str(stop.value), ["--capture-video", "--env-backend sync"]) == []
     run_dir = finished(script)
     checkpoint = checkpoint_of(run_dir)
     checkpoint["args"]["env_backend"] = "async"
