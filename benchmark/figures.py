@@ -152,10 +152,14 @@ def handles_of(entries: dict) -> list[Line2D]:
 
 
 def add_legend(fig, handles: list[Line2D], columns: int) -> None:
-    """Above the panels, which get the rest of the figure."""
+    """Above the panels, which get the rest of the figure; in fewer columns where it is too wide."""
     columns = min(columns, len(handles))
-    how = {"loc": "upper center", "ncols": columns, "fontsize": TEXT, "frameon": False}
-    fig.legend(handles=handles, **how)
+    how = {"loc": "upper center", "fontsize": TEXT, "frameon": False}
+    legend = fig.legend(handles=handles, ncols=columns, **how)
+    while columns > 1 and legend.get_window_extent().width > fig.bbox.width:
+        legend.remove()
+        columns -= 1
+        legend = fig.legend(handles=handles, ncols=columns, **how)
     rows = -(-len(handles) // columns)
     height = fig.get_figheight()
     below = -0.15 / height if fig.get_supxlabel() else 0  # it stands far from the panels

@@ -87,7 +87,8 @@ def recipe_cells(folder: str, runs: pd.DataFrame) -> list[str]:
     facts = runs.to_dict("records")
     returns = runs["final_return"].to_numpy()
     figures = peers(folder, facts[0])
-    gaps = "; ".join(f"{returns.mean() - row['mean']:+.0f}" for row in figures)
+    gaps = [(returns.mean() - row["mean"], row["mean"]) for row in figures]
+    gaps = "; ".join(f"{'+' if gap > 0 else ''}{number(gap, mean)}" for gap, mean in gaps)
     seeds = seeds_cell([len(returns)], runs["diverged"].sum())
     cells = [facts[0]["label"], mean_cell(returns), number(np.median(returns)), seeds]
     cells += [f"{(runs['steps'] / runs['seconds']).median():.0f}"]
