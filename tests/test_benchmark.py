@@ -924,6 +924,19 @@ def test_a_legend_has_seeds_and_one_colour_for_each_entry():
     assert len({handle.get_color() for handle in handles}) == 3
 
 
+@pytest.mark.parametrize("letters, columns", [(10, 2), (60, 1)])
+def test_a_legend_fits_its_figure(letters, columns):
+    figures = import_module("figures")
+    fig, _ = figures.plt.subplots(figsize=(figures.WIDTH, 4))
+    handles = figures.handles_of({(letters * name, "red"): [1] for name in "abcd"})
+    figures.add_legend(fig, handles, 2)
+    legend, inside = fig.legends[0], fig.bbox
+    box = legend.get_window_extent()
+    assert inside.x0 <= box.x0 and box.x1 <= inside.x1
+    assert legend._ncols == columns and len(legend.get_texts()) == 4
+    figures.plt.close(fig)
+
+
 def test_published_curves_are_drawn_as_far_as_runs_go():
     figures = import_module("figures")
     curves = results.published_curves("procgen_short_patch", "starpilot", 1_015_808)
