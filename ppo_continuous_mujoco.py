@@ -9,8 +9,8 @@ Run:     uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
 Expect:  a return of 1,750 after 1M steps and two minutes on one core (median of 5 seeds)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [M01] to [M09] are the details
-         for continuous control of "The 37 Implementation Details of PPO"; [S01], [S03], [S04] and
-         the policy in NumPy are ours.
+         for continuous control of "The 37 Implementation Details of PPO"; [S01], [S03] and [S04]
+         are ours. `numpy_policy`, `compiled` and the flat `params` are for speed alone.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the networks have P parameters.
 """
