@@ -626,6 +626,7 @@ def test_no_folder_of_videos_is_made_for_an_environment_that_does_not_fit(script
 ROBOTS = [s for s in SCRIPTS.values() if "M01" in s.details]
 
 
+@pytest.mark.timeout(60)  # where it is not refused it hangs
 @pytest.mark.parametrize("script", ROBOTS, ids=lambda script: script.name)
 def test_worker_processes_make_no_videos_of_robots(script, finished):
     """The first environment is made in this process too, and a forked renderer hangs."""
