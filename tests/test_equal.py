@@ -69,11 +69,15 @@ def missing(facts: dict) -> list[str]:
 
 
 def elsewhere(path: Path, ours: dict, first: dict) -> list[str]:
-    """The tensors that ended elsewhere; the file has three digits of each figure."""
+    """The tensors that ended elsewhere; the file has three digits of each figure.
+
+    Each processor rounds in its own way: the sum of n weights may be off by ten times sqrt(n) times
+    the largest distance between a weight and the original's.
+    """
     found = []
     for row in results.read_curve(path).itertuples():
         change = ours[row.weights] - first[row.weights]
-        slack = 1e-3 * row.from_first * change.numel() ** 0.5
+        slack = (1e-3 * row.from_first + 10 * row.from_theirs) * change.numel() ** 0.5
         far = change.abs().max().item() != pytest.approx(row.from_first, rel=0.02)
         drift = change.sum().item() != pytest.approx(row.drift, rel=0.02, abs=slack)
         found += [row.weights] * (far or drift)
