@@ -5,7 +5,7 @@
 #   bash benchmark/mujoco.sh strong      our strong recipe, the same flags for every environment
 #   bash benchmark/mujoco.sh ablation    the strong recipe with one of its departures taken back at a time
 # --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh. Flags, environments and seeds are in
-# recipes.csv. Of the ablations Humanoid has one, of scaled actions: it alone has other action bounds than -1 and 1.
+# recipes.csv. Of the ablations Humanoid has one, of scaled actions: the other three have bounds of -1 and 1 anyway.
 set -euo pipefail
 source "$(dirname "$0")/run.sh"
 run_suite mujoco "$@"

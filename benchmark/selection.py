@@ -32,7 +32,7 @@ FINAL = {  # seeds and environments of the results
         "201 202 203 204 205 206 207 208 209 210",
         [*AIMS, "InvertedPendulum-v4", "Humanoid-v4"],
     ),
-    "unseen": ("201 202 203 204 205", ["Swimmer-v4", "Reacher-v4", "Pusher-v4"]),
+    "unseen": ("201 202 203 204 205", ["Swimmer-v4", "Reacher-v4", "Pusher-v5"]),
 }
 
 
