@@ -13,8 +13,8 @@ Look:    tensorboard --logdir runs
 Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one
          to two cores (one seed); published after 25M: 35 (CleanRL), 42 (OpenAI's, --arch shared)
 Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
-         details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), the others those of "The
-         37 Implementation Details of PPO".
+         details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), [S01] is ours, the others
+         are those of "The 37 Implementation Details of PPO". "~" marks one left out.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15; an auxiliary
          phase has R rollouts of T steps of one environment.

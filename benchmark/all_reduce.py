@@ -2,8 +2,8 @@
 
 torchrun --standalone --nproc-per-node 2 benchmark/all_reduce.py SCRIPT [CALLS]
 
-Times `average_gradients` of SCRIPT (ppo_atari, ppo_procgen, ...) with the gradients of a minibatch
-of its default size and number of processes, and loss and gradient of that minibatch; prints the
+Times `average_gradients` of SCRIPT (ppo_atari or ppo_procgen) with the gradients of a minibatch of
+its default size and number of processes, and a pass forth and back over that minibatch; prints the
 medians of the first process in milliseconds. On the CPU, with gloo.
 """
 

@@ -1,6 +1,6 @@
 """MicroRTS without an agent, for benchmark/speed.sh: 8 games, random valid actions.
 
-NAME=microrts_env ENV_ID=MicrortsMining-v1 STEPS=409600 OURS_FLAGS="--wrapper ours" \
+NAME=microrts_env ENV_ID=MicrortsMining-v1 STEPS=4096000 OURS_FLAGS="--wrapper ours" \
     PEER_FLAGS="--wrapper gym_microrts" \
     bash benchmark/speed.sh benchmark/peers/microrts_env.py benchmark/peers/microrts_env.py PYTHON
 
