@@ -759,9 +759,9 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
 def compiled(function, device: torch.device, example: tuple):
     """The function as one graph, or as it is if its first call, with these arguments, fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
-    torch._dynamo.config.trace_autograd_ops = True  # lets torch.autograd.grad be part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
+        torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card

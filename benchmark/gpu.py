@@ -18,9 +18,11 @@ PARTS = ("checkpoint.pt", "config.json", "episodes.csv", "*.py")  # episodes: ne
 
 
 def has_results(run_dir: Path) -> bool:
-    """Has some suite collected it?"""
+    """Has some suite collected it? Older results are of another run of that name."""
     env, experiment, seed, _ = run_dir.name.rsplit("__", 3)
-    return any(RESULTS.glob(f"*/{env}/{experiment}__{seed}.csv"))
+    began = (run_dir / "config.json").stat().st_mtime
+    found = RESULTS.glob(f"*/{env}/{experiment}__{seed}.csv")
+    return any(path.stat().st_mtime > began for path in found)
 
 
 def is_whole(run_dir: Path) -> bool:

@@ -52,12 +52,14 @@ END
 }
 
 environment() { # WHEELS FOLDER: a Python there that has these wheels and PYTHON's packages, if there are any wheels
-    [[ ! -x $2/bin/python ]] && compgen -G "$1/*.whl" > /dev/null || return 0
-    "$PYTHON" -m venv --system-site-packages --without-pip "$2"
-    local packages='import site; print(site.getsitepackages()[0])' # those of a venv are not seen from another one
+    local wheels packages='import site; print(site.getsitepackages()[0])' # those of a venv are not seen from another one
+    wheels=$(compgen -G "$1/*.whl") || return 0
+    [[ ! -e $2/wheels || $(< "$2/wheels") != "$wheels" ]] || return 0
+    [[ -x $2/bin/python ]] || "$PYTHON" -m venv --system-site-packages --without-pip "$2"
     echo "import site; site.addsitedir('$("$PYTHON" -c "$packages")')" > "$("$2/bin/python" -c "$packages")/outer.pth"
     "$2/bin/python" -m pip --version > /dev/null 2>&1 || "$2/bin/python" -m ensurepip > /dev/null
     "$2/bin/python" -m pip install -q --no-index --no-deps --no-compile "$1"/*.whl
+    echo "$wheels" > "$2/wheels"
 }
 
 python_of() { # FOLDER: the Python of an environment, or PYTHON where none was needed
@@ -84,7 +86,8 @@ END
 cuda_tests() { # a skipped test is one that was not made
     local device=cuda
     [[ ! $REHEARSAL ]] || device=cpu
-    TEST_DEVICE=$device "$python" -m pytest -m cuda --durations 10 --no-skips-but '^$' tests/test_cuda.py
+    CUBLAS_WORKSPACE_CONFIG=:4096:2 TEST_DEVICE=$device "$python" -m pytest -m cuda --durations 10 \
+        --no-skips-but '^$' tests/test_cuda.py
 }
 
 device_flags() { # SCRIPT: for a GPU, or small ones that rehearse
@@ -148,7 +151,9 @@ work() { # in a session of its own
         code=0 start=$SECONDS
         timeout -k 30 "$seconds" bash benchmark/gpu.sh step "$name" < /dev/null &
         running=$!
+        while kill -0 "$running" 2> /dev/null; do sleep 2; keep || true; done
         wait "$running" || code=$?
+        keep
         case $code in
             0) how=done ;;
             77) how=skipped ;;
@@ -177,14 +182,19 @@ stop() { # the worker, which ends its step; a training has its last checkpoint
 
 # -- what is kept --
 stage() { # copies of runs
-    "$(python_of "$home/ours")" benchmark/gpu.py "$home/staged"
+    "$PYTHON" benchmark/gpu.py "$home/staged"
+}
+
+keep() { # results made here, for a new copy of the project on the same machine may not have them
+    mkdir -p "$made" benchmark/results
+    find benchmark/results -name '*.csv' -newer "$home/begun" -exec cp -p --parents -t "$made" {} +
 }
 
 pack() { # steps, log, results made here, and runs with which another machine can go on; copied to OUT
     local new=$home/packing
     rm -rf "$new"
-    mkdir -p "$new" "$made" "$home/staged" benchmark/results
-    find benchmark/results -name '*.csv' -newer "$home/begun" -exec cp -p --parents -t "$made" {} +
+    mkdir -p "$new" "$home/staged"
+    keep
     tar -cz -C "$made" . > "$new/results.tar.gz"
     stage
     tar -cz -C "$home/staged" . | split -d -b "${PART:-15M}" - "$new/runs.tar.gz."
@@ -194,6 +204,7 @@ pack() { # steps, log, results made here, and runs with which another machine ca
 }
 
 put_back() { # FOLDER: what another machine has kept
+    cat "$1"/runs.tar.gz.* | gzip -t # fails unless all parts are there
     cp "$1"/* "$kept"
     mkdir -p "$made" runs
     tar -xz -C "$made" < "$kept/results.tar.gz"
@@ -203,9 +214,9 @@ put_back() { # FOLDER: what another machine has kept
 begin() {
     if [[ ! -e $home/begun ]]; then
         mkdir -p "$kept"
-        touch -d "1 second ago" "$home/begun"
-        touch "$kept/steps" "$kept/log.txt"
         [[ -z $FROM || ! -e $FROM/steps ]] || put_back "$FROM"
+        touch "$kept/steps" "$kept/log.txt"
+        touch -d "1 second ago" "$home/begun"
     fi
     [[ ! -d $made ]] || cp -rpu "$made/." . # this copy of the project may be a new one
 }
@@ -273,7 +284,10 @@ while [[ $# -gt 0 ]]; do
     case $1 in
         --only) ONLY=$2 && shift ;;
         --out) OUT=$(cd "$here" && realpath -m "$2") && shift ;;
-        --from) FROM=$(cd "$here" && realpath -m "$2") && shift ;;
+        --from)
+            FROM=$(cd "$here" && realpath -m "$2") && shift
+            [[ -e $FROM/steps ]] || { echo "error: --from: nothing was kept in $FROM" >&2 && exit 2; }
+            ;;
         --rehearse) rehearsal=yes ;;
         *) sed -n '2,/^set/{/^set/d;s/^# //;p}' benchmark/gpu.sh >&2 && exit 2 ;;
     esac

@@ -52,7 +52,11 @@ def staged(folder: Path) -> dict[str, str]:
 
 
 def test_runs_are_copied_where_their_checkpoint_is_all_they_need(project):
-    """PPG's only between two phases; one with a results file no more."""
+    """PPG's only between two phases; one with a results file of its own no more."""
+    done = project / "benchmark/results/atari/Pong-v5/ppo_atari__1.csv"
+    done.parent.mkdir(parents=True)
+    done.write_text("")
+    os.utime(done, (1, 1))  # of an older run of that name
     atari = add_run(project, "Pong-v5__ppo_atari__1__1", iteration=3)
     ppg = add_run(project, "starpilot__ppg_procgen__1__2", iteration=32, n_iteration=32)
     stage = [sys.executable, "benchmark/gpu.py", ".gpu/staged"]
@@ -68,8 +72,6 @@ def test_runs_are_copied_where_their_checkpoint_is_all_they_need(project):
     add_run(project, ppg.name, iteration=33, n_iteration=32)
     subprocess.run(stage, cwd=project, check=True)
     assert staged(project) == first | {atari.name: "of iteration 33"}
-    done = project / "benchmark/results/atari/Pong-v5/ppo_atari__1.csv"
-    done.parent.mkdir(parents=True)
     done.write_text("")
     subprocess.run(stage, cwd=project, check=True)
     assert staged(project) == {ppg.name: "of iteration 32"}
@@ -93,6 +95,11 @@ def test_another_machine_goes_on_with_what_was_kept(project, tmp_path):
     before = (run_dir / "checkpoint.pt").read_bytes()
     for path in ("runs", ".gpu", "benchmark/results"):
         shutil.rmtree(project / path)
+    assert "nothing was kept in" in gpu(project, "status", "--from", "kpt", code=2)
+    late = parts[1].rename(project / "late")
+    for _ in range(2):  # nothing begins without all that was kept
+        assert "unexpected end of file" in gpu(project, "status", "--from", "kept", code=1)
+    late.rename(parts[1])
     output = gpu(project, "status", "--from", "kept", "--only", "speed/ppo")
     assert "speed/ppo" in output and "all done" in output
     assert "left: tests, " in gpu(project, "status", code=1)
@@ -115,20 +122,35 @@ def test_a_machine_without_a_gpu_is_refused(project):
 def test_wheels_beside_the_project_are_installed_without_a_network(project):
     """In an environment that also sees the packages of PYTHON, which is one itself."""
     info = "Metadata-Version: 2.1\nName: {0}\nVersion: 1.0\n"
-    for folder, name in ((".whl", "carried"), ("peer/.whl", "carried_for_peers")):
-        (project / folder).mkdir(parents=True)
+
+    def carry(folder: str, name: str, whole: bool = True) -> Path:
+        (project / folder).mkdir(parents=True, exist_ok=True)
         made = project / "made" / name
         facts = made / f"{name}-1.0.dist-info"
-        facts.mkdir(parents=True)
+        facts.mkdir(parents=True, exist_ok=True)
         (made / f"{name}.py").write_text("import torch\n")
         (facts / "METADATA").write_text(info.format(name))
         (facts / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
         (facts / "RECORD").write_text("")
-        wheel = shutil.make_archive(project / folder / name, "zip", made)
-        os.rename(wheel, project / folder / f"{name}-1.0-py3-none-any.whl")
+        wheel = Path(shutil.make_archive(project / folder / name, "zip", made))
+        wheel.write_bytes(wheel.read_bytes() if whole else b"a part of it")
+        return wheel.rename(project / folder / f"{name}-1.0-py3-none-any.whl")
+
+    carry("peer/.whl", "carried_for_peers")
+    first = carry(".whl", "carried", whole=False)
+    for _ in range(2):
+        gpu(project, "step", "machine", code=1, REHEARSAL="yes")
+    carry(".whl", "carried")
     output = gpu(project, "step", "machine", REHEARSAL="yes")
     assert f"torch {torch.__version__}" in output
-    for folder, name in (("ours", "carried"), ("peer", "carried_for_peers")):
+    first.unlink()
+    carry(".whl", "carried_later")  # another load
+    gpu(project, "step", "machine", REHEARSAL="yes")
+    for folder, name in (
+        ("ours", "carried"),
+        ("ours", "carried_later"),
+        ("peer", "carried_for_peers"),
+    ):
         python = [project / ".gpu" / folder / "bin/python", "-c", f"import {name}"]
         subprocess.run(python, check=True)
 
@@ -140,7 +162,13 @@ def test_the_rehearsal(project):
     output = gpu(project, *rehearse, "speed/ppo", LIMIT="300")
     assert "speed/ppo: done" in output and "all done" in output
     assert "speed/ppo: " not in gpu(project, *rehearse, "speed/ppo")
-    assert "speed/ppo_cleanrl: done" in gpu(project, *rehearse, "speed/ppo_cleanrl", LIMIT="300")
+    gpu(project, *rehearse, "speed/ppo_cleanrl", code=3, LIMIT="1")
+    copy, begun = project / ".gpu/rehearsal", time.monotonic()
+    while "speed/ppo_cleanrl done" not in (copy / ".gpu/kept/steps").read_text():
+        assert time.monotonic() - begun < 300
+        time.sleep(2)
+    shutil.rmtree(copy / "benchmark/results")  # as a new copy of the project may do
+    assert "all done" in gpu(project, *rehearse, "speed/ppo_cleanrl")
     output = gpu(project, *rehearse, "speed/atari_leanrl")
     assert "there is no peer/leanrl" in output and "speed/atari_leanrl: skipped" in output
     with tarfile.open(project / "kept/results.tar.gz") as archive:
