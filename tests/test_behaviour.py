@@ -538,6 +538,13 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(
     assert len(calls) == (how == "its graph")  # tried once, not once an iteration
 
 
+def test_a_torch_that_cannot_trace_a_gradient_trains_eagerly(run_mujoco, monkeypatch, capsys):
+    """An older one does not know the option, and refuses to set it."""
+    monkeypatch.delitem(torch._dynamo.config._config, "trace_autograd_ops")
+    run_mujoco(compile=True)
+    assert "eagerly: torch._dynamo.config.trace_autograd_ops" in capsys.readouterr().out
+
+
 @pytest.mark.e2e
 def test_mujoco_without_a_compiler_the_update_runs_eagerly(run_mujoco, tmp_path):
     """In a process of its own, whose PATH has no compiler and whose cache is empty."""
