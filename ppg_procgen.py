@@ -105,7 +105,7 @@ class Args:
     # -- environments and speed --
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
-    start_level: int = 0  # the first of --num-levels
+    start_level: int = 0  # first level to train on
     env_threads: int = 4  # threads that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
@@ -116,7 +116,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # evaluate on those levels, or on all above
+    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property

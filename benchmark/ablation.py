@@ -29,10 +29,10 @@ seeds as far apart as they are.
 """.strip().replace("\n", " ")
 OUR_MEASURE = "The same runs, final returns: mean of the last 100 training episodes."
 DIFFERENCE_RULE = f"""
-First row: final returns. Below it: differences of the mean from that row's, with Welch's 95%
-interval; with fewer than {FEWEST} seeds each seed's difference from that mean instead. An interval
-with 0 inside decides nothing, and of a hundred intervals without any effect about five leave 0 out
-by chance, often several at once: the luck of the first row is in all of them.
+First row: final returns. Below it: difference of the mean from that row's, with Welch's 95%
+interval, or with fewer than {FEWEST} seeds each seed's difference from that mean. An interval with
+0 inside decides nothing. Without any effect about five of a hundred would leave 0 out, often
+together: the luck of the first row is in all of them.
 """.strip().replace("\n", " ")
 IMPROVEMENT_RULE = f"""
 Probability of improvement: that a run of the changed one is better than one of the original, mean
@@ -57,7 +57,7 @@ def ran_on(folder: str) -> str:
     runs = read_runs(folder)
     places = setups(list(zip(runs["hardware"], runs["versions"], "commit " + runs["commit"])))
     texts = runs.groupby("script")["sha256"].nunique()
-    mixed = [f"The runs of {name} had {n} versions of it." for name, n in texts.items() if n > 1]
+    mixed = [f"{name} ran in {n} versions." for name, n in texts.items() if n > 1]
     return " ".join([places, *mixed])
 
 

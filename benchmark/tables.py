@@ -24,8 +24,8 @@ EQUAL = 5  # seeds of each environment in the aggregate
 AGGREGATE_RULE = f"""
 All environments with a figure of CleanRL, the first {EQUAL} seeds of each in order of their
 numbers. Returns are divided by CleanRL's mean: that of all seeds behind all its figures for the
-environment. The interval draws seeds and, with the standard error of those seeds, CleanRL's means.
-*By the lowest* and *by the highest* divide by only one of its figures for each environment.
+environment. The interval resamples seeds and draws CleanRL's means with their standard error. *By
+the lowest* and *by the highest* divide by only one of its figures for each environment.
 """.strip().replace("\n", " ")
 
 
@@ -278,7 +278,7 @@ def folder_section(folder: str) -> str:
     runs = read_runs(folder)
     parts = [returns_table(folder, runs), aggregate_section(folder, runs)]
     if ablation := ablation_table(runs):
-        parts += ["The strong recipe, and with one of its departures taken back:", ablation]
+        parts += ["The strong recipe, and with one of its flags undone:", ablation]
     commits = "commit " + runs["commit"]
     parts.append(setups(list(zip(runs["hardware"], runs["versions"], commits))))
     if (HERE / "figures" / f"{folder}.png").exists():

@@ -21,9 +21,9 @@ PEER_SPEED = "ppo_continuous_mujoco__cleanrl_ppo_continuous_action.csv"  # on th
 SPEED_RULE = """
 Medians, ours / peer, with ranges in brackets; both ran in turns on the same machine. Steps/s are
 over the window: from the first tenth of the run to its end. Seconds in all are those of the whole
-process of that measurement, start-up and compilation included. Minutes of a whole run are seconds
-of training of the runs in results/ with the same flags and 1M steps, on any processor, compilation
-included, of which several ran at a time on a busy machine. Peak MB is that of the largest process.
+process of that measurement, start-up and compilation included. Minutes of a whole run are the
+training time of the runs in results/ with the same flags and 1M steps, on any processor,
+compilation included, several at a time on a busy machine. Peak MB is that of the largest process.
 Short windows have less than 30 seconds, few pairs are less than five, a busy machine had a load
 above 0.5 before.
 """.strip().replace("\n", " ")
@@ -34,7 +34,7 @@ reaches it, on a grid of 1% of the run; a seed that never does counts as slower 
 Our runs had one thread each, several at a time. CleanRL's: seconds of its whole run of 1M steps,
 at whose end it has the score; published in its docs/benchmark (with videos and logging, 10 cores),
 and extrapolated here from the steps/s of its script in three short pairs on a busy machine of the
-kind that ours ran on. Its curve may have passed the score before: these are no ratios of speed.
+kind that ours ran on. Its curve may have passed the score before: no ratios of speed.
 """.strip().replace("\n", " ")
 
 
@@ -200,10 +200,10 @@ def race_row(race: Race) -> list[str]:
     """Recipe, median seconds, their range and how many seeds get there."""
     reached = race.seconds[np.isfinite(race.seconds)]
     median = np.median(race.seconds)
-    middle = f"{median:.0f}" if np.isfinite(median) else "not reached by half"
+    middle = f"{median:.0f}" if np.isfinite(median) else "too few reach it"
     span = f"{reached.min():.0f} to {reached.max():.0f}" if len(reached) else "-"
     lost = int((np.isfinite(race.seconds) & (race.returns < race.score)).sum())
-    seeds = f"{len(reached)} of {len(race.seconds)}" + (f", {lost} not at its end" if lost else "")
+    seeds = f"{len(reached)} of {len(race.seconds)}" + (f", {lost} end below it" if lost else "")
     return [race.label, middle, span, seeds]
 
 
@@ -221,6 +221,6 @@ def time_section() -> str:
         rows.append([*first, *race_row(race), *last])
         above = race.env
     head = ["environment", "score", "recipe", "seconds to it (median)", "fastest to slowest"]
-    head += ["seeds that reach it", "CleanRL's run, published", "extrapolated here"]
+    head += ["seeds that reach it", "CleanRL, published (s)", "extrapolated here (s)"]
     figure = "![Time to CleanRL's score](benchmark/figures/time_to_score.png)"
     return "\n\n".join([table(head, rows, left=3), TIME_RULE, figure])

@@ -1144,10 +1144,10 @@ def test_who_never_gets_to_a_score_is_slower_than_all_others():
     race = timing.Race("Hopper-v4", "strong", "strong", 10.0, [], seconds, returns)
     assert timing.race_row(race) == ["strong", "3", "1 to 3", "2 of 3"]
     race.returns = np.array([12.0, 9.0, 9.9])
-    assert timing.race_row(race)[-1] == "2 of 3, 1 not at its end"
+    assert timing.race_row(race)[-1] == "2 of 3, 1 end below it"
     race.returns = returns
     race.seconds = np.array([3.0, np.inf, np.inf])
-    assert timing.race_row(race) == ["strong", "not reached by half", "3 to 3", "1 of 3"]
+    assert timing.race_row(race) == ["strong", "too few reach it", "3 to 3", "1 of 3"]
 
 
 @pytest.mark.parametrize(

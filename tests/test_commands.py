@@ -14,7 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from registry import SCRIPTS, pages
+from watch import checkpoint_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -180,7 +182,8 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 10, done.stderr
 
 
-EXAMPLES = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
+BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
+EXAMPLES = [block for block in BLOCKS if "agent.act(" in block]
 AGENTS = {  # fields of Args of a short run, with which a wrong example plays otherwise
     "ppo": {},
     "ppo_continuous_mujoco": {"env_id": "Hopper-v4", "scale_actions": True},
@@ -204,6 +207,40 @@ def test_examples_in_python_play_as_the_evaluation_does(example, tmp_path, monke
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(result["eval_returns"][0])
     assert code.count(str(seed)) >= 1 and len(EXAMPLES) == len(AGENTS)
+
+
+def test_lines_that_start_from_a_trained_agent(tmp_path, monkeypatch):
+    """Inserted where the page says, with a step too small to move: the weights are the other's."""
+    monkeypatch.chdir(tmp_path)
+    (lines,) = [block for block in BLOCKS if "load_weights(agent, start)" in block]
+    script = SCRIPTS["ppo_continuous_mujoco"]
+    first = script.module.train(script.module.Args(**script.tiny))["run_dir"]
+    place = "    raw_obs, _ = envs.reset(seed=args.seed)\n"
+    text = (ROOT / "ppo_continuous_mujoco.py").read_text()
+    assert text.count(place) == 1
+    text = text.replace(place, lines.replace("runs/NAME", first) + place)
+    Path("my_ppo.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_ppo
+
+    second = my_ppo.train(my_ppo.Args(**script.tiny | {"seed": 2, "learning_rate": 1e-30}))
+    old, new = (checkpoint_of(Path(run)) for run in (first, second["run_dir"]))
+    for name, weight in old["agent"].items():
+        torch.testing.assert_close(new["agent"][name], weight)
+    assert new["obs_rms"][2] > 1.5 * old["obs_rms"][2]  # counts of samples: it went on from there
+    assert new["return_rms"][2] > 1.5 * old["return_rms"][2]
+    monkeypatch.delitem(sys.modules, "my_ppo")
+
+
+def test_example_of_a_sweep(tmp_path, monkeypatch, capsys):
+    """With runs of two iterations each."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in BLOCKS if "for learning_rate in" in block]
+    monkeypatch.syspath_prepend(ROOT)
+    small = "Args(num_envs=1, num_steps=64, total_timesteps=128, eval_episodes=0, "
+    exec(code.replace("Args(exp_name", small + "exp_name"), {})
+    assert len(capsys.readouterr().out.split("lr_0.001")) > 3
+    assert len([*Path("runs").iterdir()]) == 9
 
 
 def test_the_command_at_the_top_is_the_one_that_made_the_picture():
