@@ -36,7 +36,7 @@ from ablation import (
 from provenance import refresh
 from recipes import HERE, SCRIPTS
 from results import RESULTS, folders
-from scripts import all_flags, flags_table, where_table
+from scripts import all_flags, flags_table, patches_table, where_table
 from selection import FOLDER as SELECTION
 from selection import RESULTS_FOLDER, results_section, selection_section
 from tables import (
@@ -81,7 +81,7 @@ def sections() -> dict[str, Callable[[], str]]:
     made |= {RESULTS_FOLDER: results_section}
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
-    return made | {"where": where_table, "suites": suites_section}
+    return made | {"where": where_table, "patches": patches_table, "suites": suites_section}
 
 
 def figures_of(only: str | None) -> list[str]:

@@ -1,9 +1,10 @@
-"""What the scripts' text says: a table of flags for each, and the lines of the details' markers."""
+"""What scripts and patches say: flags, the lines of the details' markers, what a patch does."""
 
 import ast
 import re
 from pathlib import Path
 
+from patches import original_of
 from recipes import HERE, SCRIPTS
 from tables import table
 
@@ -45,6 +46,15 @@ def flags_table(name: str) -> str:
 def all_flags() -> str:
     """The tables of all scripts, one after the other."""
     return "\n\n".join(f"`{name}.py`:\n\n{flags_table(name)}" for name in SCRIPTS)
+
+
+def patches_table() -> str:
+    """What stands above each patch of variants/, and the script that it changes."""
+    rows = []
+    for patch in sorted((HERE.parent / "variants").glob("*.patch")):
+        what, _, _ = patch.read_text().partition("\n--- ")
+        rows.append([f"`{patch.stem}`", f"`{original_of(patch)}`", " ".join(what.split())])
+    return table(["patch", "changes", "how"], rows, left=3)
 
 
 def marker_lines(name: str) -> dict[str, int]:
