@@ -65,7 +65,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "starpilot"  # one of the 16 games of Procgen
-    total_timesteps: int = 25_000_000  # environment steps in all; only whole batches are collected
+    total_timesteps: int = 25_000_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
     num_steps: int = 256  # steps of each environment in a rollout
@@ -81,12 +81,12 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
     n_iteration: int = 32  # iterations of a policy phase, before its auxiliary phase [P03]
     v_value: int = 1  # only 1: --e-policy trains the value too
     e_auxiliary: int = 6  # passes of an auxiliary phase over the rollouts [P04]
-    beta_clone: float = 1.0  # weight of the KL divergence from the policy before that phase [P05]
-    num_aux_rollouts: int = 4  # rollouts of one environment in a minibatch of that phase [P04]
+    beta_clone: float = 1.0  # weight of the KL from the policy before the auxiliary phase [P05]
+    num_aux_rollouts: int = 4  # rollouts (of one environment each) in an auxiliary minibatch [P04]
     n_aux_grad_accum: int = 1  # multiplies --num-aux-rollouts; --micro-batch saves memory
     skip_aux_every: int = 0  # leave out every n-th auxiliary phase: 2 every other, 1 all, 0 none
 
@@ -97,8 +97,8 @@ class Args:
     env_minibatches: bool = False  # minibatches of whole environments in the policy phase [P03]
     init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
     arch: Literal["detach", "dual", "shared"] = "detach"  # value: detached, own CNN, shared [P02]
-    norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float | None = None  # discount factor of norm_reward's return; None: gamma
+    norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
+    reward_gamma: float | None = None  # discount factor of norm_reward's sum; None: gamma
     norm_reward_rollout: bool = False  # update norm_reward once a rollout, not once a step [P10]
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
@@ -227,7 +227,7 @@ class Agent(nn.Module):
         return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -250,7 +250,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -369,12 +369,12 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    aux_optimizer = optimizer  # [P09] the same moments, or its own
+    aux_optimizer = optimizer  # [P09] the same Adam for both phases, or a second one
     if args.aux_adam:
         aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     learners = {"agent": agent, "optimizer": optimizer, "aux_optimizer": aux_optimizer}
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
-    obs_file = run_dir / f"rollouts{rank or ''}.bin"  # of a policy phase, see stored_rollouts
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
+    obs_file = run_dir / f"observations{rank or ''}.bin"  # of a policy phase, see stored_obs
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
@@ -392,7 +392,7 @@ def train(args: Args) -> dict:
     discounted_returns = np.zeros((T, N))
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
 
-    # The rollouts of a policy phase; their observations are a file, see stored_rollouts
+    # The rollouts of a policy phase; their observations are a file, see stored_obs
     aux_returns = torch.zeros((local_args.phase_rollouts, T), device=device)
     aux_logits = torch.zeros((*aux_returns.shape, agent.actor.out_features), device=device)
 
@@ -423,7 +423,7 @@ def train(args: Args) -> dict:
 
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    make_rollouts(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
+    make_obs_file(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -470,7 +470,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which dones cut off
+        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which gae drops
         # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -493,13 +493,13 @@ def train(args: Args) -> dict:
             example = (agent, {name: b[first] for name, b in aux_batch.items()}, args)
             aux_loss_fn = compiled(aux_loss, device, example) if args.compile else aux_loss
         metrics = []  # a dict of scalar tensors for each minibatch
-        for epoch in range(args.e_policy):  # [P03] policy phase, of n_iteration iterations
+        for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration of these updates
             b_inds = torch.randperm(local_args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
-                if args.norm_adv:  # [C07] advantage normalization, before it is split
+                if args.norm_adv:  # [C07] advantage normalization, before micro-batches are cut
                     centered = mb["advantages"] - mb["advantages"].mean()
                     mb["advantages"] = centered / (centered.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
@@ -514,11 +514,11 @@ def train(args: Args) -> dict:
                     break
 
         # -- auxiliary phase --
-        phase, place = divmod(iteration - 1, args.n_iteration)  # of this iteration in its phase
+        phase, place = divmod(iteration - 1, args.n_iteration)  # this one; iteration within it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:  # keep the rollout for the end of the phase
             added = slice(place * N, (place + 1) * N)
-            stored_rollouts(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
+            stored_obs(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
             aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
         aux_seconds = 0.0
         if args.ends_phase(iteration) and not skipped:
@@ -526,12 +526,12 @@ def train(args: Args) -> dict:
             R = (place + 1) * N
             with torch.no_grad():  # the policy before the phase, to be cloned
                 for rows in torch.arange(R).split(local_args.num_aux_rollouts):
-                    x = torch.from_numpy(stored_rollouts(local_args, obs_file)[rows.numpy()])
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
                     parts = x.to(device).flatten(0, 1).split(micro_batch_size)
                     logits = torch.cat([agent(part)[0] for part in parts])
                     aux_logits[rows] = logits.unflatten(0, (-1, T))
             aux_metrics = []  # a dict of numbers for each minibatch
-            passes = 0  # done before
+            passes = 0  # done before the run was stopped
             # A run stopped in this phase goes on after its last whole pass, if the policy to clone
             # is the same again: the sum of its logits tells
             phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
@@ -540,10 +540,10 @@ def train(args: Args) -> dict:
                 start_time = time.time() - paused["seconds"]
                 restore_learners(paused, learners, rank)
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] of whole rollouts
+            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
                 label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
                 for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
-                    x = torch.from_numpy(stored_rollouts(local_args, obs_file)[rows.numpy()])
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
                     mb = {"obs": x.to(device)}
                     mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
                     mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
@@ -556,7 +556,7 @@ def train(args: Args) -> dict:
                 aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
                 finite = all(map(math.isfinite, aux_metrics[-1].values()))
                 require(finite, f"losses of {label}, iteration {iteration}: {aux_metrics[-1]}")
-                if iteration > 1 and epoch < args.e_auxiliary:  # add to the checkpoint before
+                if iteration > 1 and epoch < args.e_auxiliary:  # goes into the last checkpoint
                     paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
                     paused["seconds"] = time.time() - start_time
                     save_learners(run_dir, paused, learners, rank)
@@ -600,7 +600,7 @@ def train(args: Args) -> dict:
         if ending or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             if not skipped:
-                stored_rollouts(local_args, obs_file).flush()  # to the disk
+                stored_obs(local_args, obs_file).flush()  # to the disk
             writer.flush()
             carried = (next_obs, discounted_return, episodic_return, episodic_length)
             process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
@@ -649,10 +649,10 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
         stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
         args = tyro.cli(Args, args=argv, default=Args(**stored))
@@ -674,7 +674,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and not shorter and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -690,7 +690,7 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
-            high = highest.get(name, sys.float_info.max)
+            high = highest.get(name, 1e99)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -724,7 +724,7 @@ def join_processes(args: Args) -> tuple[int, Args]:
     size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
     if args.resume:
         saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
+        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
     if not dist.is_torchelastic_launched():
         return 0, args
     rank = int(os.environ["RANK"])
@@ -815,8 +815,8 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
     envs.unwrapped.games.set_state(states)
 
 
-def make_rollouts(args: Args, path: Path, place: int) -> None:
-    """Make the file of `stored_rollouts`, or find that of a run resumed within a policy phase."""
+def make_obs_file(args: Args, path: Path, place: int) -> None:
+    """Make the file of `stored_obs`, or find that of a run resumed within a policy phase."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = args.phase_rollouts * args.num_steps * 64 * 64 * 3
     if args.skip_aux_every == 1:
@@ -836,7 +836,7 @@ def make_rollouts(args: Args, path: Path, place: int) -> None:
         raise UserError(f"{path} needs {size / 1e9:.2g} GB (--n-iteration): {error}") from error
 
 
-def stored_rollouts(args: Args, path: Path) -> np.memmap:
+def stored_obs(args: Args, path: Path) -> np.memmap:
     """Observations (phase_rollouts, T, 64, 64, 3) of a policy phase, an array that is a file.
 
     Mapped anew for each use, because what is mapped counts as memory of this process.
@@ -900,7 +900,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -972,7 +972,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

@@ -65,7 +65,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # the game, also as Breakout or BreakoutNoFrameskip-v4
-    total_timesteps: int = 10_000_000  # in all, reset rows included; only whole batches
+    total_timesteps: int = 10_000_000  # steps and reset rows in all, rounded down to batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -80,7 +80,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -89,7 +89,7 @@ class Args:
     shared_network: bool = True  # one network for policy and value instead of two [A08]
     noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
     frame_skip: int = 4  # frames for which an action is repeated [A02]
-    episodic_life: bool = True  # a lost life ends the episode, the end of the game resets it [A03]
+    episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
     frame_stack: int = 4  # last frames that an observation holds [A07]
@@ -160,7 +160,7 @@ class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
     As in EnvPool, info["terminated"] says that the game is over and info["reward"] is the reward
-    before it is clipped; those of reset are of the steps that it hides.
+    before it is clipped; after a reset they are of the steps that the reset played.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -275,7 +275,7 @@ class Agent(nn.Module):
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -298,7 +298,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -316,7 +316,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
+    if args.norm_adv:  # [C07] advantage normalization, per minibatch (biased std, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -375,7 +375,7 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    resumed_at = checkpoint["iteration"] if checkpoint else 0  # EnvPool then plays other games
+    resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -463,7 +463,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); a reset row still observes the end of its episode
+        V = values.cpu().numpy()  # (T + 1, N); a reset row's is of the last state of its episode
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -479,10 +479,10 @@ def train(args: Args) -> dict:
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            # Some real steps are there again, so that minibatches keep their size in each iteration
-            order = torch.randperm(len(valid_inds)).repeat(3)  # at least every third step is real
+            # Filled up with repeated steps, so that minibatches keep their size in each iteration
+            order = torch.randperm(len(valid_inds)).repeat(3)  # at least a third of rows are real
             b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # (B,)
-            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] each at least once an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_fn(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
@@ -572,10 +572,10 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
         stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
         args = tyro.cli(Args, args=argv, default=Args(**stored))
@@ -597,7 +597,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -612,7 +612,7 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             highest["max_episode_steps"] = 10**8  # in C, times --frame-skip, it is an int
-            high = highest.get(name, sys.float_info.max)
+            high = highest.get(name, 1e99)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -620,7 +620,7 @@ def check_args(args: Args) -> None:
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
-    require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
+    require(args.num_steps > 1, "--num-steps (1) must be 2 or more: one row may be a reset")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
@@ -643,7 +643,7 @@ def join_processes(args: Args) -> tuple[int, Args]:
     size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
     if args.resume:
         saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
+        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
     if not dist.is_torchelastic_launched():
         return 0, args
     rank = int(os.environ["RANK"])
@@ -713,10 +713,10 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads. What it does otherwise:
+    """EnvPool's form of these wrappers, in C++ threads. How it differs:
 
     stacks begin with a game's first frame, no third action follows FIRE, and a lost life too is
-    followed by no-ops, whose rewards no return has.
+    followed by no-ops, whose rewards are in no return.
     """
     import envpool
 
@@ -806,7 +806,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -879,7 +879,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

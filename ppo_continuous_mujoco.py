@@ -57,7 +57,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "HalfCheetah-v4"  # id of the environment, or module:id
-    total_timesteps: int = 1_000_000  # environment steps in all; only whole batches are collected
+    total_timesteps: int = 1_000_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 3e-4  # learning rate of Adam
     num_envs: int = 1  # environments stepped together [C01]
     num_steps: int = 2048  # steps of each environment in a rollout
@@ -72,7 +72,7 @@ class Args:
     ent_coef: float = 0.0  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -86,13 +86,13 @@ class Args:
     scale_actions: bool = False  # map actions from [-1, 1] to the bounds [S04]
     norm_obs: bool = True  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = True  # divide rewards by the deviation of discounted returns [M08]
+    norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or in their own
-    compile: bool = True  # compile the update; it runs eagerly where that fails
+    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
+    compile: bool = True  # compile the minibatch updates; eager where that fails
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
@@ -210,7 +210,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, noise: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, A) at observations (n, O).
 
-        The entropy of a squashed policy has no closed form: the noise (n, A) makes a sample of it.
+        A squashed policy's entropy has no closed form: noise (n, A) gives a one-sample estimate.
         """
         policy = self.get_policy(obs)
         logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
@@ -231,7 +231,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -249,7 +249,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
+    if args.norm_adv:  # [C07] advantage normalization, per minibatch (biased std, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -296,7 +296,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # forget the graphs of an earlier run: torch keeps eight of a function
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -311,7 +311,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
 
     # A rollout
     T, N = args.num_steps, args.num_envs
@@ -361,7 +361,7 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
-        policy = numpy_policy(agent.actor_mean)  # with the noise below, what agent.act does
+        policy = numpy_policy(agent.actor_mean)  # plus deviations it is agent.act, but faster
         noise = agent.draw_noise(T, N).to(device)
         deviations = (agent.actor_logstd.detach().exp() * noise).cpu().numpy()  # (T, N, A)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -390,9 +390,9 @@ def train(args: Args) -> dict:
                 row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        played = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
-        same = np.allclose(actions[-1], played, rtol=1e-3, atol=1e-4, equal_nan=True)
-        require(same, "numpy_policy played another policy than Agent.get_policy; use agent.act")
+        expected = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
+        same = np.allclose(actions[-1], expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+        require(same, "numpy_policy does not do what agent.act does: call agent.act instead")
 
         # -- advantages --
         update_start = time.time()
@@ -494,7 +494,7 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
@@ -516,7 +516,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -529,7 +529,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
             low = -high if name == "init_log_std" else 0
             require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -642,7 +642,7 @@ def numpy_policy(network: nn.Sequential):
             weight, bias = (p.detach().cpu().numpy() for p in module.parameters())
             layers.append(lambda x, weight=weight.T, bias=bias: x @ weight + bias)
         else:
-            require(type(module) in known, f"numpy_policy does not know {module}: teach it")
+            require(type(module) in known, f"numpy_policy lacks {module}: add it, or use agent.act")
             layers.append(known[type(module)])
     return lambda x: reduce(lambda x, layer: layer(x), layers, x)
 
@@ -657,7 +657,7 @@ def compiled(function, device: torch.device, example: tuple):
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 
@@ -672,7 +672,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -738,7 +738,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

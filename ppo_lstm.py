@@ -66,7 +66,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # a game, or an environment that observes vectors, or module:id
-    total_timesteps: int = 10_000_000  # in all, reset rows included; only whole batches
+    total_timesteps: int = 10_000_000  # steps and reset rows in all, rounded down to batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -81,7 +81,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -91,7 +91,7 @@ class Args:
     mask_velocity: bool = False  # hide the velocities of classic control and of LunarLander
     noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
     frame_skip: int = 4  # frames for which an action is repeated [A02]
-    episodic_life: bool = True  # a lost life ends the episode, the end of the game resets it [A03]
+    episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
     frame_stack: int = 1  # last frames that an observation holds [A07]
@@ -101,7 +101,7 @@ class Args:
     repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # of games: fast; or readable, filmed
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # games: fast, or readable and filmed
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
     compile: bool = torch.cuda.is_available()  # compile encoder and loss; little use on a CPU
     bf16: bool = False  # the network below the LSTM in bfloat16; the rest stays float32
@@ -162,7 +162,7 @@ class EpisodicLife(gym.Wrapper):
     """End the episode when a life is lost, but reset the game only when it is over.
 
     As in EnvPool, info["terminated"] says that the game is over and info["reward"] is the reward
-    before it is clipped; those of reset are of the steps that it hides.
+    before it is clipped; after a reset they are of the steps that the reset played.
     """
 
     def __init__(self, env: gym.Env, episodic_life: bool):
@@ -298,7 +298,7 @@ class Agent(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -323,7 +323,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -341,7 +341,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
+    if args.norm_adv:  # [C07] advantage normalization, per minibatch (biased std, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -372,8 +372,8 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
     """Cut the rollouts of environments mb_envs (n,) at resets, into S sequences for `run_lstm`.
 
-    After a row where keep_state (T, N) is False the memory is zeros; `state` is (2, N, H), before
-    row 0. A padded array (L, S) has a sequence in each column, L is the longest. Returns
+    After a row where keep_state (T, N) is False the memory is zeroed; `state` (2, N, H) is that
+    before row 0. In a padded array (L, S) each column is a sequence, L is the longest one. Returns
     mb_inds (M = n * T,): the row in the batch of each sample, environment by environment,
     padded_inds (M,): its place in the flattened array,
     L, and (2, S, H): the states that the sequences start from.
@@ -381,13 +381,13 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     """
     T, N = keep_state.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
-    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # of a sequence: row 0, and after a reset
+    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # True: a sequence begins (row 0, after a reset)
     env, first = starts.nonzero().T  # (S,) each: environment and first step of a sequence
-    sequence = starts.flatten().cumsum(0) - 1  # (M,)
-    step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) of its sequence
+    sequence = starts.flatten().cumsum(0) - 1  # (M,): which one
+    step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) within it
     mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
     padded_inds = step * len(first) + sequence
-    continues = upload(first == 0, state.device)[:, None]  # from before; the others from zeros
+    continues = upload(first == 0, state.device)[:, None]  # from before row 0
     envs = upload(mb_envs[env], state.device)
     state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
     mb_inds = upload(mb_inds, state.device)
@@ -428,7 +428,7 @@ def train(args: Args) -> dict:
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
 
-    resumed_at = checkpoint["iteration"] if checkpoint else 0  # EnvPool then plays other games
+    resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -518,7 +518,7 @@ def train(args: Args) -> dict:
         # -- advantages --
         update_start = time.time()
         values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # any noise: the action is not used
-        V = values.cpu().numpy()  # (T + 1, N); a reset row still observes the end of its episode
+        V = values.cpu().numpy()  # (T + 1, N); a reset row's is of the last state of its episode
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -542,16 +542,16 @@ def train(args: Args) -> dict:
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_envs = torch.randperm(N)  # [L04] minibatches of whole rollouts
-            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] every sample in an epoch
-                if args.compile:  # what one graph returns, another one must not overwrite
+            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] each at least once an epoch
+                if args.compile:  # a new step: until the next, graphs keep what they return
                     torch.compiler.cudagraph_mark_step_begin()
                 sequences = split_episodes(keep_state, mb_envs, initial_state)
                 mb_inds, padded_inds, length, state = sequences
                 features = encode(agent, b_obs[mb_inds])  # (M, F)
                 hidden = agent.run_lstm(features, padded_inds, length, state)  # (M, H)
-                real = np.flatnonzero(valid[:, mb_envs.numpy()].T)  # of the M rows, not resets
-                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # M: some of them again
-                chosen = upload(torch.from_numpy(real)[order], device)
+                real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs.numpy()].T))  # no resets
+                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # (M,), some twice
+                chosen = upload(real[order], device)
                 mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
                 mb["hidden"] = hidden[chosen]
                 loss, stats = loss_fn(agent, mb, clip_coef, args)
@@ -643,10 +643,10 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
         stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
         args = tyro.cli(Args, args=argv, default=Args(**stored))
@@ -668,7 +668,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -683,14 +683,14 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             highest["max_episode_steps"] = 10**8  # in C, times --frame-skip, it is an int
-            high = highest.get(name, sys.float_info.max)
+            high = highest.get(name, 1e99)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.num_envs % args.num_minibatches == 0
-    whole = f"--num-minibatches ({args.num_minibatches}), which have whole sequences"
+    whole = f"--num-minibatches ({args.num_minibatches}), which have whole rollouts"
     require(even, f"--num-envs ({args.num_envs}) must be divisible by {whole}")
-    require(args.num_steps > 1, "--num-steps (1) leaves no step beside one that resets a game")
+    require(args.num_steps > 1, "--num-steps (1) must be 2 or more: one row may be a reset")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
@@ -715,7 +715,7 @@ def join_processes(args: Args) -> tuple[int, Args]:
     size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
     if args.resume:
         saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
+        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
     if not dist.is_torchelastic_launched():
         return 0, args
     rank = int(os.environ["RANK"])
@@ -829,10 +829,10 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads. What it does otherwise:
+    """EnvPool's form of these wrappers, in C++ threads. How it differs:
 
     stacks begin with a game's first frame, no third action follows FIRE, and a lost life too is
-    followed by no-ops, whose rewards no return has.
+    followed by no-ops, whose rewards are in no return.
     """
     import envpool
 
@@ -938,7 +938,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -1011,7 +1011,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

@@ -59,7 +59,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "MicrortsMining-v1"  # id of the environment, or module:id
-    total_timesteps: int = 2_000_000  # environment steps in all; only whole batches are collected
+    total_timesteps: int = 2_000_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -74,7 +74,7 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
@@ -86,13 +86,13 @@ class Args:
     frame_skip: int = 9  # ticks of a MicroRTS game that follow each step without new actions
     norm_obs: bool = False  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = False  # divide rewards by the deviation of discounted returns [M08]
+    norm_reward: bool = False  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or in their own
-    compile: bool = True  # compile the update; it runs eagerly where that fails
+    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
+    compile: bool = True  # compile the minibatch updates; eager where that fails
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
@@ -166,7 +166,7 @@ class ChannelsFirst(nn.Module):
 
 
 class Agent(nn.Module):
-    """Policy over D independent components and value function, of a vector or a grid."""
+    """Policy over D components, independent but for their masks, and value of a vector or grid."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, args: Args):
         super().__init__()
@@ -197,7 +197,7 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, L), with which `act` samples; drawn once a rollout to save time."""
+        """Gumbel noise (*shape, L), -log of Exp(1), for `act`; drawn once a rollout for speed."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -216,7 +216,7 @@ class Agent(nn.Module):
             row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
             mask = np.concatenate([allowed, row_of_first], axis=1)
             has_choice = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-            mask[:, self.starts] |= ~has_choice  # nothing allowed: 0, of probability 1
+            mask[:, self.starts] |= ~has_choice  # nothing allowed: choice 0, of probability 1
         scores = np.where(mask, scores, -np.inf)
         components = np.split(scores, self.starts[1:], axis=1)
         return np.stack([component.argmax(1) for component in components], axis=1), mask
@@ -228,7 +228,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L).
 
-        The entropy is the sum over the components, that of the others given the first one's value.
+        The entropy is the sum over the components, that of the others given component 0's value.
         An invalid choice gets -1e8, as published: with -inf, differences could become NaN.
         """
         hidden = self.actor_trunk(obs)
@@ -246,7 +246,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -264,7 +264,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
     advantages = mb["advantages"]
-    if args.norm_adv:  # [C07] advantage normalization, of each minibatch (biased, as in baselines)
+    if args.norm_adv:  # [C07] advantage normalization, per minibatch (biased std, as in baselines)
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - mb["logprobs"]
@@ -326,16 +326,16 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
 
     # A rollout
     T, N = args.num_steps, args.num_envs
     D, L = len(agent.nvec), sum(agent.nvec)
-    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized if --norm-obs
     actions = np.zeros((T, N, D), np.int64)  # counted from 0
     masks = np.zeros((T, N, L), bool)  # under which the actions were drawn
     idle = np.zeros((T, N), bool)  # nothing was allowed
-    rewards = np.zeros((T, N), np.float32)  # normalized
+    rewards = np.zeros((T, N), np.float32)  # normalized if --norm-reward
     following_obs = np.zeros_like(obs)  # what step t led to, before any reset
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
@@ -441,7 +441,7 @@ def train(args: Args) -> dict:
             example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
             if args.env_id in MicroRTS.tasks:
-                gc.freeze()  # Java's garbage collector starts Python's: spare it what is loaded
+                gc.freeze()  # each collection of Java's starts one of Python's: spare it these
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
@@ -520,7 +520,7 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
@@ -542,7 +542,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -555,7 +555,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -677,7 +677,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     known = box or isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     require(known, f"{acts}; this script needs Discrete, MultiDiscrete or Box actions")
     chosen = args.discretize_actions is not None
-    require(box == chosen, f"{acts}; a Box needs --discretize-actions, and nothing else does")
+    require(box == chosen, f"{acts}; give --discretize-actions for a Box, and only then")
     require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
     if video_dir:
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
@@ -704,7 +704,7 @@ def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector
 def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
     """What may be chosen now: a table of the environments' masks, in the form that they have.
 
-    (N, L): one row for all values of component 0, which leaves each component a choice. Or
+    (N, L): the same for all values of component 0, and each component has a choice. Or
     (N, F, 1 + R): a row for each value of component 0, whether it is allowed, then which choices of
     the others go with it. A component may have none; where component 0 has none, nothing is True.
     """
@@ -766,7 +766,7 @@ def compiled(function, device: torch.device, example: tuple):
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 
@@ -781,7 +781,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -848,7 +848,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

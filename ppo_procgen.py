@@ -63,7 +63,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "starpilot"  # one of the 16 games of Procgen
-    total_timesteps: int = 25_000_000  # environment steps in all; only whole batches are collected
+    total_timesteps: int = 25_000_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
     num_steps: int = 256  # steps of each environment in a rollout
@@ -78,15 +78,15 @@ class Args:
     ent_coef: float = 0.01  # weight of the entropy bonus [C10]
     vf_coef: float = 0.5  # weight of the value loss [C10]
     max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # end the epochs after one whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights of the heads, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [C13]
-    norm_reward: bool = True  # divide rewards by the deviation of the discounted return [M08]
-    reward_gamma: float | None = None  # discount factor of norm_reward's return; None: gamma
+    norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
+    reward_gamma: float | None = None  # discount factor of norm_reward's sum; None: gamma
     clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
 
     # -- environments and speed --
@@ -194,7 +194,7 @@ class Agent(nn.Module):
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
 
     def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), with which `act` samples; drawn once a rollout to save time."""
+        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
         return -torch.empty(*shape, self.actor.out_features).exponential_().log()
 
     @torch.no_grad()
@@ -217,7 +217,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -319,7 +319,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
@@ -401,7 +401,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which dones cut off
+        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which gae drops
         # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -419,7 +419,7 @@ def train(args: Args) -> dict:
             b_inds = torch.randperm(local_args.batch_size).to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
-                if args.norm_adv:  # [C07] advantage normalization, before it is split
+                if args.norm_adv:  # [C07] advantage normalization, before micro-batches are cut
                     centered = mb["advantages"] - mb["advantages"].mean()
                     mb["advantages"] = centered / (centered.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
@@ -506,10 +506,10 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate needs no torchrun")
+    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
         stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
         args = tyro.cli(Args, args=argv, default=Args(**stored))
@@ -530,7 +530,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -546,7 +546,7 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
-            high = highest.get(name, sys.float_info.max)
+            high = highest.get(name, 1e99)
             require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
@@ -576,7 +576,7 @@ def join_processes(args: Args) -> tuple[int, Args]:
     size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
     if args.resume:
         saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} is of {saved} processes, not of {size}")
+        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
     if not dist.is_torchelastic_launched():
         return 0, args
     rank = int(os.environ["RANK"])
@@ -700,7 +700,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -772,7 +772,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

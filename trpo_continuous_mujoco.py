@@ -59,7 +59,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "HalfCheetah-v4"  # id of the environment, or module:id
-    total_timesteps: int = 1_000_000  # environment steps in all; only whole batches are collected
+    total_timesteps: int = 1_000_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 3e-4  # learning rate of Adam, which fits the value
     num_envs: int = 1  # environments stepped together [C01]
     num_steps: int = 2048  # steps of each environment in a rollout
@@ -79,7 +79,7 @@ class Args:
     # -- details --
     cg_steps: int = 10  # steps of conjugate gradient [S05]
     cg_damping: float = 0.1  # added to the diagonal of the Fisher matrix [S06]
-    fisher_every: int = 5  # the Fisher matrix is that of every n-th step of a rollout [S06]
+    fisher_every: int = 5  # the Fisher matrix is estimated from every n-th step [S06]
     line_search_steps: int = 10  # policy steps tried, each half as long as the one before [S07]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
@@ -90,13 +90,13 @@ class Args:
     scale_actions: bool = False  # map actions from [-1, 1] to the bounds [S04]
     norm_obs: bool = True  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = True  # divide rewards by the deviation of discounted returns [M08]
+    norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or in their own
-    compile: bool = True  # compile the update; it runs eagerly where that fails
+    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
+    compile: bool = True  # compile the minibatch updates; eager where that fails
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
@@ -218,7 +218,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, noise: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, A) at observations (n, O).
 
-        The entropy of a squashed policy has no closed form: the noise (n, A) makes a sample of it.
+        A squashed policy's entropy has no closed form: noise (n, A) gives a one-sample estimate.
         """
         policy = self.get_policy(obs)
         logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
@@ -239,7 +239,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum of deltas.
+    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -270,7 +270,7 @@ def trpo_loss(agent: Agent, old_policy: Normal, batch: dict, args: Args):
         "policy_loss": pg_loss,
         "entropy": entropy,
         "old_approx_kl": -logratio.mean(),  # k1 of http://joschu.net/blog/kl-approx.html
-        "approx_kl": kl,  # exact
+        "approx_kl": kl,  # the exact one, under PPO's name
     }
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
@@ -281,10 +281,10 @@ def flatten(tensors) -> torch.Tensor:
 
 
 def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: torch.Tensor):
-    """(F + damping) @ vector; F, never formed, is the policy's Fisher matrix at obs (n, O)."""
+    """(F + damping * I) @ vector; F is the policy's Fisher matrix at obs (n, O), never formed."""
     policy = agent.get_policy(obs)
     fixed = Normal(policy.mean.detach(), policy.stddev.detach(), validate_args=False)
-    kl = kl_divergence(fixed, policy).sum(-1).mean()  # its Hessian is F (arXiv:1502.05477, C)
+    kl = kl_divergence(fixed, policy).sum(-1).mean()  # its Hessian is F (1502.05477, app. C)
     params = agent.policy_parameters()
     grad = flatten(torch.autograd.grad(kl, params, create_graph=True))
     product = flatten(torch.autograd.grad(grad @ vector, params))
@@ -348,7 +348,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # forget the graphs of an earlier run: torch keeps eight of a function
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -365,7 +365,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([value_params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted return
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
 
     # A rollout
     T, N = args.num_steps, args.num_envs
@@ -410,12 +410,12 @@ def train(args: Args) -> dict:
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
-        last_kl = args.max_kl_final or args.max_kl
-        max_kl = frac * args.max_kl + (1 - frac) * last_kl  # [S08] KL-limit annealing
+        final_kl = args.max_kl_final or args.max_kl
+        max_kl = frac * args.max_kl + (1 - frac) * final_kl  # [S08] KL-limit annealing
 
         # -- rollout --
         rollout_start = time.time()
-        policy = numpy_policy(agent.actor_mean)  # with the noise below, what agent.act does
+        policy = numpy_policy(agent.actor_mean)  # plus deviations it is agent.act, but faster
         noise = agent.draw_noise(T, N).to(device)
         deviations = (agent.actor_logstd.detach().exp() * noise).cpu().numpy()  # (T, N, A)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -444,9 +444,9 @@ def train(args: Args) -> dict:
                 row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        played = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
-        same = np.allclose(actions[-1], played, rtol=1e-3, atol=1e-4, equal_nan=True)
-        require(same, "numpy_policy played another policy than Agent.get_policy; use agent.act")
+        expected = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
+        same = np.allclose(actions[-1], expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+        require(same, "numpy_policy does not do what agent.act does: call agent.act instead")
 
         # -- advantages --
         update_start = time.time()
@@ -472,8 +472,8 @@ def train(args: Args) -> dict:
         f_obs = b_obs.view(T, N, -1)[:: args.fisher_every].flatten(0, 1)
         fisher = partial(fisher_vector_product, agent, f_obs, args)
         direction = conjugate_gradient(fisher, -gradient, args.cg_steps)  # [S05] natural gradient
-        length = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # its KL is about max_kl
-        full_step = length * direction
+        scale = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # to a KL of about max_kl
+        full_step = scale * direction
         policy_stats = line_search(agent, params, full_step, b_policy, batch, max_kl, args)
         if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
             first = torch.arange(args.batch_size // args.num_minibatches, device=device)
@@ -553,7 +553,7 @@ def require(condition, message: str) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; --resume and --evaluate take every flag that is not given from the run."""
+    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
@@ -575,7 +575,7 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     if not annealed and args.total_timesteps > old["total_timesteps"]:
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} keeps its configuration, not {', '.join(changed)}")
+    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
@@ -588,7 +588,7 @@ def check_args(args: Args) -> None:
     for name, value in asdict(args).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, sys.float_info.max)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
             low = -high if name == "init_log_std" else 0
             require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
             require(value or name in may_be_0, f"{flag} must be greater than 0")
@@ -701,7 +701,7 @@ def numpy_policy(network: nn.Sequential):
             weight, bias = (p.detach().cpu().numpy() for p in module.parameters())
             layers.append(lambda x, weight=weight.T, bias=bias: x @ weight + bias)
         else:
-            require(type(module) in known, f"numpy_policy does not know {module}: teach it")
+            require(type(module) in known, f"numpy_policy lacks {module}: add it, or use agent.act")
             layers.append(known[type(module)])
     return lambda x: reduce(lambda x, layer: layer(x), layers, x)
 
@@ -716,7 +716,7 @@ def compiled(function, device: torch.device, example: tuple):
         graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"the update cannot be compiled here and runs eagerly: {reason}", flush=True)
+        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
         return function
     return graph
 
@@ -731,7 +731,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
     if checkpoint:
         whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} lacks what is before the checkpoint")
+        require(whole, f"{episodes.name} is shorter than at the checkpoint")
         episodes.truncate(checkpoint["episodes_size"])
         episodes.seek(0, os.SEEK_END)
     else:
@@ -797,7 +797,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         known = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
     except Exception as error:
         raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script (its run keeps a copy)")
+    require(known, f"{path} has other flags than this script: use the copy beside it")
     return checkpoint
 
 

@@ -306,7 +306,7 @@ TRUST_REGION = {name: code for name, code in MUJOCO.details.items() if name not 
     "S05": r"conjugate_gradient\(fisher",
     "S06": r"args\.cg_damping \* vector",
     "S07": r'stats\["approx_kl"\] <= max_kl',
-    "S08": r"\(1 - frac\) \* last_kl",
+    "S08": r"\(1 - frac\) \* final_kl",
 }
 TRPO = Script(
     name="trpo_continuous_mujoco",

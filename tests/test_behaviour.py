@@ -430,7 +430,7 @@ def test_mujoco_another_get_policy_than_the_numpy_policy_stops_the_run(
 ):
     monkeypatch.setattr(mujoco.Agent, "get_policy", policy_of(POLICIES[name]))
     seen = watch(mujoco)
-    with pytest.raises(mujoco.UserError, match="get_policy"):
+    with pytest.raises(mujoco.UserError, match="numpy_policy does not do what agent.act does"):
         run_mujoco(ortho_init=False)
     assert not seen.steps
 
@@ -441,7 +441,7 @@ def test_mujoco_another_forward_than_the_numpy_policy_stops_the_run(run_mujoco, 
 
     edited(mujoco, monkeypatch, edit)
     seen = watch(mujoco)
-    with pytest.raises(mujoco.UserError, match="get_policy"):
+    with pytest.raises(mujoco.UserError, match="numpy_policy does not do what agent.act does"):
         run_mujoco(ortho_init=False, norm_obs=False)
     assert not seen.steps
 
@@ -454,7 +454,7 @@ def test_mujoco_one_environment_notices_an_edit_before_it_learns(run_mujoco, wat
 
     edited(mujoco, monkeypatch, edit)
     seen = watch(mujoco)
-    with pytest.raises(mujoco.UserError, match="get_policy"):
+    with pytest.raises(mujoco.UserError, match="numpy_policy does not do what agent.act does"):
         run_mujoco(num_envs=1, num_steps=32)
     assert not seen.steps
 

@@ -839,7 +839,7 @@ def test_train_checks_what_it_is_called_with(script, finished):
     wrong = {"gamma": 2.0, "total_timesteps": 1, "num_envs": 0, "resume": str(run_dir)}
     for name, value in wrong.items():
         fields = script.tiny | {name: value, "seed": 3}
-        words = "keeps its .*seed" if name == "resume" else f"--{name.replace('_', '-')}"
+        words = "cannot change .*seed" if name == "resume" else f"--{name.replace('_', '-')}"
         with pytest.raises(module.UserError, match=words):
             module.train(module.Args(**fields))
     assert contents(Path()) == before

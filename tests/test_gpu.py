@@ -38,7 +38,7 @@ def add_run(folder: Path, name: str, iteration: int, size: int = 0, **args) -> P
     run_dir.mkdir(parents=True)
     (run_dir / "config.json").write_text(json.dumps({"args": args}))
     (run_dir / "episodes.csv").write_text(f"of iteration {iteration}")
-    (run_dir / "rollouts.bin").write_bytes(b"large")
+    (run_dir / "observations.bin").write_bytes(b"large")
     shutil.copy(folder / "ppo.py", run_dir)
     weights = torch.rand(size // 4)  # cannot be compressed
     torch.save({"iteration": iteration, "weights": weights}, run_dir / "checkpoint.pt")
@@ -105,7 +105,7 @@ def test_another_machine_goes_on_with_what_was_kept(project, tmp_path):
     assert "left: tests, " in gpu(project, "status", code=1)
     assert csv.read_text() == "# made: here\n"
     assert (run_dir / "checkpoint.pt").read_bytes() == before
-    assert not (run_dir / "rollouts.bin").exists()
+    assert not (run_dir / "observations.bin").exists()
     csv.unlink()  # as in a new copy of the project on the same machine
     gpu(project, "pack", "--out", "kept again", PART=str(PART))
     assert csv.exists()

@@ -146,7 +146,7 @@ def recorded(script: Script) -> dict:
     def save_checkpoint(original, run_dir, state):
         time.sleep(0.1)  # while the other process could go on
         original(run_dir, state)
-        seen["rollouts"] = sorted(path.name for path in run_dir.glob("rollouts*.bin"))
+        seen["rollouts"] = sorted(path.name for path in run_dir.glob("observations*.bin"))
 
     wrap(module, "save_checkpoint", save_checkpoint)
     wrap(module, "make_envs", make_envs)
@@ -315,8 +315,8 @@ def test_rollouts_are_kept_until_the_last_checkpoint_is_written(recordings):
     if not available("ppg_procgen"):
         pytest.skip("procgen-mirror is not installed")
     first = recordings[0]["ppg_procgen"]
-    assert first["rollouts"] == ["rollouts.bin", "rollouts1.bin"]
-    assert list(Path(first["run_dir"]).glob("rollouts*.bin")) == []
+    assert first["rollouts"] == ["observations.bin", "observations1.bin"]
+    assert list(Path(first["run_dir"]).glob("observations*.bin")) == []
 
 
 # -- early stop, checkpoints --
@@ -385,7 +385,7 @@ def test_a_resumed_run_is_bit_equal_to_one_never_stopped(script, both):
         first, second = a["processes"]
         assert first["envs"] is not None and not torch.equal(first["rng"], second["rng"])
         assert episodes_of(whole) == episodes_of(resumed) != []
-        assert not list(resumed.glob("rollouts*")) and not list(whole.glob("rollouts*"))
+        assert not list(resumed.glob("observations*")) and not list(whole.glob("observations*"))
 
 
 @scripts
@@ -400,7 +400,7 @@ def test_another_number_of_processes_is_refused_in_one_line(script, both, monkey
     monkeypatch.setattr(module, "load_checkpoint", unfinished)
     with pytest.raises(SystemExit) as stop:
         module.main()
-    assert re.fullmatch("error: .* of 2 processes, not of 1", stop.value.code)
+    assert re.fullmatch("error: .* needs 2 processes, as before, not 1", stop.value.code)
     assert sorted(Path(run_dir).iterdir()) == before
     args = module.parse_args(["--evaluate", run_dir, "--eval-episodes", "1"])
     assert len(module.evaluate(args, Path(run_dir))) == 1
@@ -443,7 +443,7 @@ def test_a_checkpoint_of_before_is_refused(script, tmp_path):
     module = script.module
     old = {"args": asdict(module.Args()), "agent": {}, "rng": torch.get_rng_state()}
     torch.save(old, tmp_path / "checkpoint.pt")
-    with pytest.raises(module.UserError, match="its run keeps a copy"):
+    with pytest.raises(module.UserError, match="use the copy beside it"):
         module.load_checkpoint(tmp_path)
 
 
@@ -558,7 +558,7 @@ def test_what_all_processes_would_say_is_one_line(tmp_path):
     assert done.returncode != 0 and list(tmp_path.iterdir()) == []
     lines = [line for line in done.stderr.splitlines() if "error: " in line]
     assert lines == ["error: --num-envs (5) must be divisible by --num-minibatches (2), which have"
-                     " whole sequences"]  # fmt: skip
+                     " whole rollouts"]  # fmt: skip
     done = torchrun("3", SCRIPTS["ppo_lstm"].path, *LSTM.split())
     lines = [line for line in done.stderr.splitlines() if "error: " in line]
     assert lines == ["error: 3 processes cannot share --num-envs 4"]

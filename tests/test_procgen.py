@@ -869,7 +869,7 @@ def test_auxiliary_phase_visits_every_stored_rollout_six_times(
         mixed = [len({i // 4 for i in phase[k : k + 4]}) > 1 for k in range(0, 6 * size, 4)]
         assert any(mixed) == (size > 4) and sum(mixed) >= 0.5 * len(mixed) * (size > 4)
     assert visited == []
-    assert not (result["run_dir"] / "rollouts.bin").exists()  # a finished run needs it no more
+    assert not (result["run_dir"] / "observations.bin").exists()  # a finished run needs it no more
 
 
 def test_old_policy_is_that_of_the_end_of_the_policy_phase(run_procgen_fast, spy):
@@ -937,9 +937,9 @@ def test_commands_of_cleanrl_are_accepted():
 def test_skipped_auxiliary_phases(every, phases, run_procgen_fast, spy, monkeypatch):
     """Three phases of two iterations, the last one of one: what is skipped is not stored either."""
     calls, rollouts, stored = spy(ppg, "aux_loss"), spy(ppg.Agent, "draw_noise"), set()
-    file_of = ppg.stored_rollouts
+    file_of = ppg.stored_obs
     watched = lambda *args: stored.add(len(rollouts)) or file_of(*args)  # noqa: E731
-    monkeypatch.setattr(ppg, "stored_rollouts", watched)
+    monkeypatch.setattr(ppg, "stored_obs", watched)
     size = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 5 * 16, "e_auxiliary": 1}
     result = run_procgen_fast(ppg, skip_aux_every=every, **size)
     assert len(calls) == sum({1: 2, 2: 2, 3: 1}[phase] for phase in phases)
@@ -1060,14 +1060,14 @@ def test_a_wrong_length_of_a_phase_is_named_beside_a_run_too(tiny_procgen, run_p
 def test_rollouts_are_read_without_keeping_them_in_memory(tiny_procgen, tmp_path):
     """300 MB in all: the memory of this process grows by a few minibatches at most."""
     args = tiny_procgen(ppg, num_envs=16, num_steps=32, n_iteration=48, total_timesteps=10**6)
-    path = tmp_path / "rollouts.bin"
-    ppg.make_rollouts(args, path, 0)
+    path = tmp_path / "observations.bin"
+    ppg.make_obs_file(args, path, 0)
     for i in range(768):
-        ppg.stored_rollouts(args, path)[i] = i % 251
+        ppg.stored_obs(args, path)[i] = i % 251
     resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()  # noqa: E731
     before, largest = resident(), 0
     for rows in torch.randperm(768).split(4):
-        obs = ppg.stored_rollouts(args, path)[rows.numpy()]
+        obs = ppg.stored_obs(args, path)[rows.numpy()]
         assert obs.shape == (4, 32, 64, 64, 3) and obs.dtype == np.uint8
         assert obs[:, 0, 0, 0, 0].tolist() == [int(i) % 251 for i in rows]
         largest = max(largest, resident() - before)
@@ -1107,8 +1107,8 @@ def test_a_disk_that_is_too_small_for_the_rollouts_is_one_line_at_the_start(tiny
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(ppg.UserError, match="rollouts.bin needs 0.0016 GB"):
-            ppg.make_rollouts(tiny_procgen(ppg), tmp_path / "rollouts.bin", 0)
+        with pytest.raises(ppg.UserError, match="observations.bin needs 0.0016 GB"):
+            ppg.make_obs_file(tiny_procgen(ppg), tmp_path / "observations.bin", 0)
         assert not list(tmp_path.iterdir())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -1166,7 +1166,7 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
         passes = checkpoint["paused"]["passes"] if checkpoint["paused"] else 0
         assert (checkpoint["iteration"], passes) == kept, (name, n)
         if kept[0] == 2:  # nothing of the phase before is needed
-            (run_dir / "rollouts.bin").write_bytes(b"garbage")
+            (run_dir / "observations.bin").write_bytes(b"garbage")
     spent = checkpoint["paused"]["seconds"]
     start_or_resume(run_procgen_fast, run_dir)
     seconds = checkpoint_of(run_dir)["seconds"]
@@ -1178,7 +1178,7 @@ def test_kills_in_auxiliary_phases_lose_a_pass_and_change_nothing(run_procgen_fa
     assert logged[0].keys() == logged[1].keys()
     for tag in logged[0].keys() - clocks:
         assert logged[0][tag] == logged[1][tag], tag
-    assert not (run_dir / "rollouts.bin").exists()
+    assert not (run_dir / "observations.bin").exists()
 
 
 def test_passes_of_another_policy_are_not_skipped(run_procgen_fast):
@@ -1205,12 +1205,12 @@ def test_both_phases_clip_the_gradient(run_procgen_fast, optimizer_steps):
 @pytest.mark.parametrize("how", ["missing", "short"])
 def test_rollouts_that_are_not_there_are_named(how, run_procgen_fast):
     run_dir = kill("gae", 2, run_procgen_fast, None)  # within the first phase
-    path = run_dir / "rollouts.bin"
+    path = run_dir / "observations.bin"
     if how == "missing":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ppg.UserError, match="rollouts.bin does not hold the rollouts"):
+    with pytest.raises(ppg.UserError, match="observations.bin does not hold the rollouts"):
         start_or_resume(run_procgen_fast, run_dir)
 
 
