@@ -677,7 +677,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     known = box or isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
     require(known, f"{acts}; this script needs Discrete, MultiDiscrete or Box actions")
     chosen = args.discretize_actions is not None
-    require(box == chosen, f"{acts}; give --discretize-actions for a Box, and only then")
+    require(box == chosen, f"{acts}; a Box needs --discretize-actions, and only a Box takes it")
     require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
     if video_dir:
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
