@@ -208,7 +208,7 @@ class Agent(nn.Module):
             return nn.Sequential(*layers, nn.ReLU())
 
         self.network = impala_cnn()
-        self.value_network = impala_cnn() if args.arch == "dual" else None  # or one for both
+        self.value_network = impala_cnn() if args.arch == "dual" else None  # one for both
         self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.1, args.init)
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
@@ -250,7 +250,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
+    drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -302,11 +302,10 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
     logits, value, aux_value = agent(mb["obs"])
     old_logprobs, logprobs = mb["logits"].log_softmax(-1), logits.log_softmax(-1)
     kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()  # KL(old || new)
-    aux_value_loss = 0.5 * ((aux_value - mb["returns"]) ** 2).mean()
-    real_value_loss = 0.5 * ((value - mb["returns"]) ** 2).mean()
-    loss = aux_value_loss + args.beta_clone * kl_loss + real_value_loss  # [P05] policy cloning
-    stats = {"kl_loss": kl_loss, "aux_value_loss": aux_value_loss}
-    stats |= {"real_value_loss": real_value_loss}
+    aux_v_loss = 0.5 * ((aux_value - mb["returns"]) ** 2).mean()
+    v_loss = 0.5 * ((value - mb["returns"]) ** 2).mean()
+    loss = aux_v_loss + args.beta_clone * kl_loss + v_loss  # [P05] policy cloning
+    stats = {"kl_loss": kl_loss, "aux_value_loss": aux_v_loss, "real_value_loss": v_loss}
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
@@ -412,7 +411,7 @@ def train(args: Args) -> dict:
         paused = checkpoint["paused"]
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -491,7 +490,8 @@ def train(args: Args) -> dict:
             aux_batch["returns"] = batch["returns"]
             first = slice(min(micro_batch_size, aux_minibatch * T))
             example = (agent, {name: b[first] for name, b in aux_batch.items()}, args)
-            aux_loss_fn = compiled(aux_loss, device, example) if args.compile else aux_loss
+            compiles = args.compile and args.skip_aux_every != 1
+            aux_loss_fn = compiled(aux_loss, device, example) if compiles else aux_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration of these updates
             b_inds = torch.randperm(local_args.batch_size).to(device)
@@ -513,59 +513,6 @@ def train(args: Args) -> dict:
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
-        # -- auxiliary phase --
-        phase, place = divmod(iteration - 1, args.n_iteration)  # this one; iteration within it
-        skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
-        if not skipped:  # keep the rollout for the end of the phase
-            added = slice(place * N, (place + 1) * N)
-            stored_obs(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
-            aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
-        aux_seconds = 0.0
-        if args.ends_phase(iteration) and not skipped:
-            aux_start = time.time()
-            R = (place + 1) * N
-            with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R).split(local_args.num_aux_rollouts):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
-                    parts = x.to(device).flatten(0, 1).split(micro_batch_size)
-                    logits = torch.cat([agent(part)[0] for part in parts])
-                    aux_logits[rows] = logits.unflatten(0, (-1, T))
-            aux_metrics = []  # a dict of numbers for each minibatch
-            passes = 0  # done before the run was stopped
-            # A run stopped in this phase goes on after its last whole pass, if the policy to clone
-            # is the same again: the sum of its logits tells
-            phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
-            if paused and paused["phase_key"] == phase_key:
-                passes, aux_metrics = paused["passes"], paused["metrics"]
-                start_time = time.time() - paused["seconds"]
-                restore_learners(paused, learners, rank)
-            aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
-                label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
-                for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
-                    mb = {"obs": x.to(device)}
-                    mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
-                    mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
-                    aux_optimizer.zero_grad()
-                    stats = accumulate(aux_loss_fn, agent, mb, micro_batch_size, args)
-                    average_gradients(agent, stats)  # see [X02]
-                    norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
-                    aux_optimizer.step()
-                    aux_metrics.append(stats | {"grad_norm": norm})
-                aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
-                finite = all(map(math.isfinite, aux_metrics[-1].values()))
-                require(finite, f"losses of {label}, iteration {iteration}: {aux_metrics[-1]}")
-                if iteration > 1 and epoch < args.e_auxiliary:  # goes into the last checkpoint
-                    paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
-                    paused["seconds"] = time.time() - start_time
-                    save_learners(run_dir, paused, learners, rank)
-            for name in aux_metrics[0]:
-                mean = np.mean([stats[name] for stats in aux_metrics])
-                writer.add_scalar(f"losses/aux/{name}", mean, global_step)
-            aux_seconds = time.time() - aux_start
-            writer.add_scalar("time/auxiliary", aux_seconds, global_step)
-
         # -- log --
         finished = sum(all_gather(finished), [])  # of all processes
         for step, score, length, at in sorted(finished, key=lambda episode: episode[0]):
@@ -585,13 +532,67 @@ def train(args: Args) -> dict:
         now = all_gather(time.time())[0]
         scalars["charts/SPS"] = global_step / (now - start_time)
         scalars["time/rollout"] = update_start - rollout_start
-        scalars["time/update"] = now - update_start - aux_seconds
+        scalars["time/update"] = now - update_start
         for name, value in scalars.items():
             writer.add_scalar(name, value, global_step)
         mean_return = float(np.mean(recent_returns or [math.nan]))
         kl = scalars["losses/approx_kl"]
         bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
         bar.update(args.batch_size)
+
+        # -- auxiliary phase --
+        phase, place = divmod(iteration - 1, args.n_iteration)  # this one; iteration within it
+        skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
+        if not skipped:  # keep the rollout for the end of the phase
+            added = slice(place * N, (place + 1) * N)
+            stored_obs(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
+            aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
+        if args.ends_phase(iteration) and not skipped:
+            aux_start = time.time()
+            R = (place + 1) * N
+            with torch.no_grad():  # the policy before the phase, to be cloned
+                for rows in torch.arange(R).split(local_args.num_aux_rollouts):
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
+                    parts = x.to(device).flatten(0, 1).split(micro_batch_size)
+                    logits = torch.cat([agent(part)[0] for part in parts])
+                    aux_logits[rows] = logits.unflatten(0, (-1, T))
+            aux_metrics = []  # a dict of numbers for each minibatch
+            passes = 0  # done before the run was stopped
+            # A run stopped in this phase plays its last iteration again and goes on after the last
+            # whole pass, if the policy to clone is the same again: the sum of its logits tells
+            phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
+            if paused and paused["phase_key"] == phase_key:
+                passes, aux_metrics = paused["passes"], paused["metrics"]
+                start_time = time.time() - paused["seconds"]
+                restore_learners(paused, learners, rank)
+            elif paused and paused["phase_key"][0] == iteration and rank == 0:
+                print("the policy is not the one that was stopped: all passes are made anew")
+            aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
+            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
+                label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
+                for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
+                    mb = {"obs": x.to(device)}
+                    mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
+                    mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
+                    aux_optimizer.zero_grad()
+                    stats = accumulate(aux_loss_fn, agent, mb, micro_batch_size, args)
+                    average_gradients(agent, stats)  # see [X02]
+                    norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
+                    aux_optimizer.step()
+                    aux_metrics.append(stats | {"grad_norm": norm})
+                aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
+                finite = all(map(math.isfinite, aux_metrics[-1].values()))
+                require(finite, f"losses of {label} are not finite: {aux_metrics[-1]}")
+                if iteration > 1 and epoch < args.e_auxiliary:  # goes into the last checkpoint
+                    paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
+                    paused["seconds"] = time.time() - start_time
+                    save_learners(run_dir, paused, learners, rank)
+            for name in aux_metrics[0]:
+                mean = np.mean([stats[name] for stats in aux_metrics])
+                writer.add_scalar(f"losses/aux/{name}", mean, global_step)
+            now = all_gather(time.time())[0]
+            writer.add_scalar("time/auxiliary", now - aux_start, global_step)
 
         # -- checkpoint --
         # also before an auxiliary phase, which adds `paused` to it, and after: the next iteration
@@ -669,16 +670,18 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
     free += "compile env_threads micro_batch checkpoint_seconds".split()
     free += "eval_episodes eval_levels eval_deterministic".split()
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    shorter = Args(**old).num_iterations % old["n_iteration"]  # the last phase
-    if not annealed and not shorter and args.total_timesteps > old["total_timesteps"]:
+    if args.total_timesteps > old["total_timesteps"]:
+        annealed = old["anneal_lr"] or old["anneal_clip"]
+        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
+        shorter = Args(**old).num_iterations % old["n_iteration"]
+        require(not shorter, f"{run_dir} cannot be longer: its last phase has {shorter} iterations")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    """Stop with one line that names flag and numbers, before anything is made."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
@@ -691,23 +694,23 @@ def check_args(args: Args) -> None:
             highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
             high = highest.get(name, 1e99)
-            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value or name in may_be_0, f"{flag} must be greater than 0")
+            above = "at least" if name in may_be_0 else "greater than"
+            fits = 0 <= value <= high and (value or name in may_be_0)
+            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    given = f"--num-envs ({args.num_envs}) must be divisible by"
-    even = args.num_envs % args.num_aux_rollouts == 0
-    require(even, f"{given} --num-aux-rollouts ({args.num_aux_rollouts})")
     even = not args.env_minibatches or args.num_envs % args.num_minibatches == 0
-    require(even, f"{given} --num-minibatches ({args.num_minibatches}) with --env-minibatches")
+    given = f"--num-envs ({args.num_envs}) must be divisible by --num-minibatches"
+    require(even, f"{given} ({args.num_minibatches}) with --env-minibatches")
     require(args.v_value == 1, f"--v-value ({args.v_value}) must be 1, as in CleanRL's script")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
-    given = f"--start-level ({args.start_level}) and --eval-levels unseen"
-    require(limited, f"{given} need --num-levels: with 0 training uses all levels")
+    require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -893,18 +896,20 @@ def compiled(function, device: torch.device, example: tuple):
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if checkpoint is None:
-        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
-            json.dump(provenance(args), file, indent=2)
-        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
-    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    path = run_dir / "episodes.csv"
     if checkpoint:
-        whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} is shorter than at the checkpoint")
-        episodes.truncate(checkpoint["episodes_size"])
-        episodes.seek(0, os.SEEK_END)
-    else:
-        print("step,return,length,seconds", file=episodes)
+        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
+        require(whole, f"{path} is shorter than at the checkpoint")
+        os.truncate(path, checkpoint["episodes_size"])
+        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
+            print(f"note: the run began with another text of this script, kept in {run_dir}")
+    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
+    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
+        json.dump(provenance(args), file, indent=2)
+    if not checkpoint:
+        shutil.copy(__file__, run_dir)
+        path.write_text("step,return,length,seconds\n")
+    episodes = open(path, "a", buffering=1)  # a line at a time
     if args.track:
         import wandb
 
@@ -914,7 +919,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else "python"
+    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
@@ -925,7 +930,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
     return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
@@ -981,7 +986,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
@@ -990,7 +995,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     if args.eval_levels == "unseen":  # all above those of training
         first = args.start_level + args.num_levels
         args = replace(args, start_level=first, num_levels=2**31 - 1 - first)
-    seed = 1_000_000 + args.seed  # not the seeds of training
+    seed = 1_000_000 + args.seed  # training begins at --seed
     envs = make_envs(args, run_dir / "eval_videos", seed)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)

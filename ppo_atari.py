@@ -298,7 +298,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
+    drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -415,7 +415,7 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -463,7 +463,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); a reset row's is of the last state of its episode
+        V = values.cpu().numpy()  # (T + 1, N); after an end, row t + 1 is of the last state still
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -482,7 +482,7 @@ def train(args: Args) -> dict:
             # Filled up with repeated steps, so that minibatches keep their size in each iteration
             order = torch.randperm(len(valid_inds)).repeat(3)  # at least a third of rows are real
             b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # (B,)
-            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] each at least once an epoch
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] all real steps each epoch
                 mb = {name: b[mb_inds] for name, b in batch.items()}
                 loss, stats = loss_fn(agent, mb, clip_coef, args)
                 optimizer.zero_grad()
@@ -593,15 +593,16 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
     if args.evaluate:
         free.append("env_backend")
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    if not annealed and args.total_timesteps > old["total_timesteps"]:
+    if args.total_timesteps > old["total_timesteps"]:
+        annealed = old["anneal_lr"] or old["anneal_clip"]
+        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    """Stop with one line that names flag and numbers, before anything is made."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
@@ -611,10 +612,11 @@ def check_args(args: Args) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
-            highest["max_episode_steps"] = 10**8  # in C, times --frame-skip, it is an int
+            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # times: an int of C
             high = highest.get(name, 1e99)
-            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value or name in may_be_0, f"{flag} must be greater than 0")
+            above = "at least" if name in may_be_0 else "greater than"
+            fits = 0 <= value <= high and (value or name in may_be_0)
+            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -715,8 +717,9 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
     """EnvPool's form of these wrappers, in C++ threads. How it differs:
 
-    stacks begin with a game's first frame, no third action follows FIRE, and a lost life too is
-    followed by no-ops, whose rewards are in no return.
+    stacks begin with a game's first frame, FIRE is the last of the 1 to noop_max frames and no
+    third action follows it, and a lost life too is followed by no-ops, whose rewards are in no
+    return.
     """
     import envpool
 
@@ -749,7 +752,7 @@ def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
         if game.spec.kwargs["repeat_action_probability"]:
             return None
         frames = torch.tensor(np.array(env.obs_queue))
-        state = {"emulator": game.clone_state(include_rng=True).__getstate__()}  # bytes
+        state = {"emulator": game.clone_state(include_rng=True).serialize()}
         state |= {"rng": game.np_random.bit_generator.state, "frames": frames}
         state |= {name: env.get_wrapper_attr(name) for name in ("lives", "game_over")}
         states.append(state | {"resets": bool(resets)})
@@ -760,9 +763,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
     """Put the states back; False if there are none."""
     for n, state in enumerate(states or []):
         env = envs.envs[n]
-        emulator = ale_py.ALEState.__new__(ale_py.ALEState)
-        emulator.__setstate__(state["emulator"])
-        env.unwrapped.restore_state(emulator)
+        env.unwrapped.restore_state(ale_py.ALEState(state["emulator"]))
         env.unwrapped.np_random.bit_generator.state = state["rng"]
         env.obs_queue.extend(state["frames"].numpy())
         for name in ("lives", "game_over"):
@@ -799,18 +800,20 @@ def compiled(function, device: torch.device, example: tuple):
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if checkpoint is None:
-        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
-            json.dump(provenance(args), file, indent=2)
-        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
-    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    path = run_dir / "episodes.csv"
     if checkpoint:
-        whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} is shorter than at the checkpoint")
-        episodes.truncate(checkpoint["episodes_size"])
-        episodes.seek(0, os.SEEK_END)
-    else:
-        print("step,return,length,seconds", file=episodes)
+        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
+        require(whole, f"{path} is shorter than at the checkpoint")
+        os.truncate(path, checkpoint["episodes_size"])
+        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
+            print(f"note: the run began with another text of this script, kept in {run_dir}")
+    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
+    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
+        json.dump(provenance(args), file, indent=2)
+    if not checkpoint:
+        shutil.copy(__file__, run_dir)
+        path.write_text("step,return,length,seconds\n")
+    episodes = open(path, "a", buffering=1)  # a line at a time
     if args.track:
         import wandb
 
@@ -820,7 +823,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else "python"
+    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
@@ -831,7 +834,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
     return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
@@ -888,14 +891,14 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Returns, not clipped, of `eval_episodes` whole games, played side by side as in training."""
     backend = "gymnasium" if args.capture_video else args.env_backend
     args = replace(args, num_envs=args.eval_episodes, env_backend=backend)
-    seed = 1_000_000 + args.seed  # not the seeds of training
+    seed = 1_000_000 + args.seed  # training begins at --seed
     envs = make_envs(args, run_dir / "eval_videos", seed)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)

@@ -204,9 +204,9 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or has a row
-        for each value of component 0, (n, F, 1 + R): whether it is allowed, then the mask of the
-        others. Component 0 is then drawn first.
+        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, if it
+        depends on component 0, rows (n, F, 1 + R) of its values: is it allowed, and what is then
+        allowed of the others. MicroRTS: (n, 100, 79), of 100 cells and what the unit there may do.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         mask = mask_table
@@ -246,7 +246,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
+    drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -311,7 +311,7 @@ def train(args: Args) -> dict:
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # a function compiles eight times at most; train may run again
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
@@ -321,8 +321,8 @@ def train(args: Args) -> dict:
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
-    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,), faster in one piece
-    nn.utils.vector_to_parameters(params, agent.parameters())  # which become views of it
+    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,): one vector for Adam
+    nn.utils.vector_to_parameters(params, agent.parameters())  # the weights become views of it
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
@@ -360,7 +360,7 @@ def train(args: Args) -> dict:
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -538,15 +538,16 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
     free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    if not annealed and args.total_timesteps > old["total_timesteps"]:
+    if args.total_timesteps > old["total_timesteps"]:
+        annealed = old["anneal_lr"] or old["anneal_clip"]
+        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    """Stop with one line that names flag and numbers, before anything is made."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
@@ -556,8 +557,9 @@ def check_args(args: Args) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             flag = f"--{name.replace('_', '-')} ({value})"
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
-            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value or name in may_be_0, f"{flag} must be greater than 0")
+            above = "at least" if name in may_be_0 else "greater than"
+            fits = 0 <= value <= high and (value or name in may_be_0)
+            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -577,6 +579,8 @@ def check_args(args: Args) -> None:
         require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
+        films = args.capture_video and args.env_backend == "async"
+        require(not films, "--capture-video needs --env-backend sync, or --evaluate")
 
 
 def check_microrts(args: Args) -> None:
@@ -654,7 +658,7 @@ class Discretized(gym.ActionWrapper):
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment, which records videos on RecordVideo's schedule if it has a directory."""
+    """One environment, which records videos if it has a directory."""
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
@@ -680,10 +684,23 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(box == chosen, f"{acts}; a Box needs --discretize-actions, and only a Box takes it")
     require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
     if video_dir:
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        env = record_videos(env, video_dir)
     # A copy of each observation: a reset may reuse the memory of final_obs
     env = gym.wrappers.TransformObservation(env, np.array, obs_space)
     return Discretized(env, args.discretize_actions) if args.discretize_actions else env
+
+
+def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
+    """The environment with videos of some of its episodes, if it renders here."""
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo then needs no screen
+    try:
+        env.reset()
+        env.render()
+        return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+    except Exception as error:  # every renderer fails in its own way
+        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
 
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
@@ -774,18 +791,20 @@ def compiled(function, device: torch.device, example: tuple):
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if checkpoint is None:
-        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
-            json.dump(provenance(args), file, indent=2)
-        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
-    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    path = run_dir / "episodes.csv"
     if checkpoint:
-        whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} is shorter than at the checkpoint")
-        episodes.truncate(checkpoint["episodes_size"])
-        episodes.seek(0, os.SEEK_END)
-    else:
-        print("step,return,length,seconds", file=episodes)
+        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
+        require(whole, f"{path} is shorter than at the checkpoint")
+        os.truncate(path, checkpoint["episodes_size"])
+        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
+            print(f"note: the run began with another text of this script, kept in {run_dir}")
+    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
+    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
+        json.dump(provenance(args), file, indent=2)
+    if not checkpoint:
+        shutil.copy(__file__, run_dir)
+        path.write_text("step,return,length,seconds\n")
+    episodes = open(path, "a", buffering=1)  # a line at a time
     if args.track:
         import wandb
 
@@ -795,13 +814,13 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else "python"
+    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
     return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
@@ -857,7 +876,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
@@ -872,7 +891,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     torch.manual_seed(args.seed)
     returns = np.zeros(args.eval_episodes)
     for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
-        raw_obs, infos = envs.reset(seed=1_000_000 + episode)  # not the seeds of training
+        raw_obs, infos = envs.reset(seed=1_000_000 + episode)  # training begins at --seed
         masked = args.action_mask and "action_mask" in infos
         done = False
         while not done:

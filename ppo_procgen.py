@@ -217,7 +217,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
+    drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -348,7 +348,7 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -526,15 +526,16 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
     free += "compile env_threads micro_batch checkpoint_seconds".split()
     free += "eval_episodes eval_levels eval_deterministic".split()
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    if not annealed and args.total_timesteps > old["total_timesteps"]:
+    if args.total_timesteps > old["total_timesteps"]:
+        annealed = old["anneal_lr"] or old["anneal_clip"]
+        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    """Stop with one line that names flag and numbers, before anything is made."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
@@ -547,8 +548,9 @@ def check_args(args: Args) -> None:
             highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
             highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
             high = highest.get(name, 1e99)
-            require(0 <= value <= high, f"{flag} must be a number from 0 to {high:g}")
-            require(value or name in may_be_0, f"{flag} must be greater than 0")
+            above = "at least" if name in may_be_0 else "greater than"
+            fits = 0 <= value <= high and (value or name in may_be_0)
+            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -558,8 +560,7 @@ def check_args(args: Args) -> None:
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
-    given = f"--start-level ({args.start_level}) and --eval-levels unseen"
-    require(limited, f"{given} need --num-levels: with 0 training uses all levels")
+    require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
@@ -693,18 +694,20 @@ def compiled(function, device: torch.device, example: tuple):
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if checkpoint is None:
-        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
-            json.dump(provenance(args), file, indent=2)
-        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
-    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    path = run_dir / "episodes.csv"
     if checkpoint:
-        whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} is shorter than at the checkpoint")
-        episodes.truncate(checkpoint["episodes_size"])
-        episodes.seek(0, os.SEEK_END)
-    else:
-        print("step,return,length,seconds", file=episodes)
+        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
+        require(whole, f"{path} is shorter than at the checkpoint")
+        os.truncate(path, checkpoint["episodes_size"])
+        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
+            print(f"note: the run began with another text of this script, kept in {run_dir}")
+    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
+    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
+        json.dump(provenance(args), file, indent=2)
+    if not checkpoint:
+        shutil.copy(__file__, run_dir)
+        path.write_text("step,return,length,seconds\n")
+    episodes = open(path, "a", buffering=1)  # a line at a time
     if args.track:
         import wandb
 
@@ -714,7 +717,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else "python"
+    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
     if dist.is_initialized():
         again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
@@ -725,7 +728,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
     return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
@@ -781,7 +784,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
@@ -790,7 +793,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     if args.eval_levels == "unseen":  # all above those of training
         first = args.start_level + args.num_levels
         args = replace(args, start_level=first, num_levels=2**31 - 1 - first)
-    seed = 1_000_000 + args.seed  # not the seeds of training
+    seed = 1_000_000 + args.seed  # training begins at --seed
     envs = make_envs(args, run_dir / "eval_videos", seed)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)

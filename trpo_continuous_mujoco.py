@@ -239,7 +239,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it, whatever it is; the end of an episode for any reason (`dones`) stops the sum.
+    drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * next_values * (1 - terminations) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -392,7 +392,7 @@ def train(args: Args) -> dict:
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is complete")
+        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -415,7 +415,7 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         rollout_start = time.time()
-        policy = numpy_policy(agent.actor_mean)  # plus deviations it is agent.act, but faster
+        policy = numpy_policy(agent.actor_mean)  # means; with deviations added it is agent.act
         noise = agent.draw_noise(T, N).to(device)
         deviations = (agent.actor_logstd.detach().exp() * noise).cpu().numpy()  # (T, N, A)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
@@ -453,7 +453,7 @@ def train(args: Args) -> dict:
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
-        b_noise = noise.flatten(0, 1)  # (B, A)
+        b_noise = noise.flatten(0, 1)  # (B, A), for the entropy of squashed actions only
         with torch.no_grad():  # still the rollout's weights: one pass instead of T
             b_policy = agent.get_policy(b_obs)  # (B, A)
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_noise)  # (B,)
@@ -571,15 +571,16 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     new = asdict(args)
     free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
     free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-    annealed = old["anneal_lr"] or old["max_kl_final"]
-    if not annealed and args.total_timesteps > old["total_timesteps"]:
+    if args.total_timesteps > old["total_timesteps"]:
+        annealed = old["anneal_lr"] or old["max_kl_final"]
+        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
 
 
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers; nothing has been made yet."""
+    """Stop with one line that names flag and numbers, before anything is made."""
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
@@ -590,8 +591,9 @@ def check_args(args: Args) -> None:
             flag = f"--{name.replace('_', '-')} ({value})"
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
             low = -high if name == "init_log_std" else 0
-            require(low <= value <= high, f"{flag} must be a number from {low:g} to {high:g}")
-            require(value or name in may_be_0, f"{flag} must be greater than 0")
+            above = "at least" if name in may_be_0 else "greater than"
+            fits = low <= value <= high and (value or name in may_be_0)
+            require(fits, f"{flag} must be {above} {low:g} and at most {high:g}")
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
@@ -610,7 +612,7 @@ def check_args(args: Args) -> None:
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment, which records videos on RecordVideo's schedule if it has a directory."""
+    """One environment, which records videos if it has a directory."""
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
@@ -625,22 +627,22 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     bounded = action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
     if video_dir:
-        follow_robot(env)
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        env = record_videos(env, video_dir)
     # A copy of each observation: a reset may reuse the memory of final_obs
     return gym.wrappers.TransformObservation(env, np.array, obs_space)
 
 
-def follow_robot(env: gym.Env) -> None:
-    """Let MuJoCo's camera track the robot, and see that it renders here."""
+def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
+    """The environment with videos of some of its episodes, if it renders here."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
     try:
         env.reset()
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
+        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
             camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
             renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
         env.render()
+        return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except Exception as error:  # every renderer fails in its own way
         hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
         raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
@@ -724,18 +726,20 @@ def compiled(function, device: torch.device, example: tuple):
 def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    if checkpoint is None:
-        with open(run_dir / "config.json", "x") as file:  # "x": never two runs in one directory
-            json.dump(provenance(args), file, indent=2)
-        shutil.copy(__file__, run_dir)  # the source that ran, changed or not
-    episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+    path = run_dir / "episodes.csv"
     if checkpoint:
-        whole = episodes.tell() >= checkpoint["episodes_size"]
-        require(whole, f"{episodes.name} is shorter than at the checkpoint")
-        episodes.truncate(checkpoint["episodes_size"])
-        episodes.seek(0, os.SEEK_END)
-    else:
-        print("step,return,length,seconds", file=episodes)
+        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
+        require(whole, f"{path} is shorter than at the checkpoint")
+        os.truncate(path, checkpoint["episodes_size"])
+        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
+            print(f"note: the run began with another text of this script, kept in {run_dir}")
+    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
+    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
+        json.dump(provenance(args), file, indent=2)
+    if not checkpoint:
+        shutil.copy(__file__, run_dir)
+        path.write_text("step,return,length,seconds\n")
+    episodes = open(path, "a", buffering=1)  # a line at a time
     if args.track:
         import wandb
 
@@ -745,13 +749,13 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
         wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
     device = torch.cuda.get_device_name() if args.cuda else "CPU"
     uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else "python"
+    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
     again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
     print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
     purge_step = checkpoint["global_step"] + 1 if checkpoint else None
     steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
     steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
+    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
     return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
 
 
@@ -806,7 +810,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     try:
         agent.load_state_dict(checkpoint["agent"])
     except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit the environment: {error}") from error
+        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
@@ -819,7 +823,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     torch.manual_seed(args.seed)
     returns = np.zeros(args.eval_episodes)
     for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
-        obs, _ = env.reset(seed=1_000_000 + episode)  # not the seeds of training
+        obs, _ = env.reset(seed=1_000_000 + episode)  # training begins at --seed
         done = False
         while not done:
             noise = agent.draw_noise(1)

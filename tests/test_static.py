@@ -227,7 +227,7 @@ def test_algorithm_first(script):
     assert tops[0] == "Args" and tops.index("UserError") == tops.index("train") + 1
     assert line_of(source, "def train(") < line_of(source, RULER) < line_of(source, "class UserErr")
     assert tops[-1] == "main"
-    rulers = ["rollout", "advantages", "update", "auxiliary phase", "log", "checkpoint"]
+    rulers = ["rollout", "advantages", "update", "log", "auxiliary phase", "checkpoint"]
     expected = [name for name in rulers if name != "auxiliary phase" or name in source]
     assert list(source_blocks(source))[1:] == expected
     (train,) = [n for n in ast.parse(source).body if getattr(n, "name", "") == "train"]
