@@ -392,7 +392,8 @@ def check_unchanged(args: Args, run_dir: str) -> None:
     free += ["checkpoint_seconds", "eval_episodes", "eval_deterministic"]
     if args.total_timesteps > old["total_timesteps"]:
         annealed = old["anneal_lr"] or old["anneal_clip"]
-        require(not annealed, f"{run_dir} cannot be longer: it anneals over its total_timesteps")
+        longer = f"total_timesteps ({old['total_timesteps']} to {args.total_timesteps})"
+        require(not annealed, f"{run_dir} cannot change {longer}: the annealing ends with them")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")

@@ -465,7 +465,8 @@ LSTM_SCRIPT = Script(
         "evaluate": "LSTM state",
     },
     zero=ATARI_SCRIPT.zero,
-    bad_flags=ATARI_SCRIPT.bad_flags,
+    bad_flags=ATARI_SCRIPT.bad_flags
+    | {"--env-id CartPole-v1 --frame-stack 4": ["--frame-stack (4)", "CartPole-v1"]},
     free=ATARI_SCRIPT.free,
     free_to_play={"env_backend"},
     annealing={"anneal_lr", "anneal_clip"},

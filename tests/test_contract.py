@@ -109,8 +109,8 @@ import numpy as np
 class Own(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (3,))
 
-    def __init__(self, action_space):
-        self.action_space = action_space
+    def __init__(self, action_space, render_mode=None):
+        self.action_space, self.render_mode = action_space, render_mode
 
     def reset(self, seed=None, options=None):
         self.t = 0
@@ -413,9 +413,9 @@ def test_checkpoints_are_of_the_first_and_last_iteration_if_the_clock_allows_no_
 def test_a_finished_run_is_refused_and_left_alone(script, finished):
     run_dir = finished(script)
     before = contents(Path())
-    assert lacks(message_of(script, "--resume", str(run_dir)), ["complete", str(run_dir)]) == []
+    assert lacks(message_of(script, "--resume", str(run_dir)), ["--evaluate", str(run_dir)]) == []
     args = script.module.Args(**script.tiny | {"exp_name": "small", "resume": str(run_dir)})
-    with pytest.raises(script.module.UserError, match="complete"):
+    with pytest.raises(script.module.UserError, match="is done"):
         script.module.train(args)
     assert contents(Path()) == before
 
@@ -442,6 +442,7 @@ def test_nothing_else_changes_the_length_of_a_run(script, finished):
         torch.save(checkpoint, run_dir / "checkpoint.pt")
         message = message_of(script, "--resume", str(run_dir), "--total-timesteps", str(asked))
         assert f"total_timesteps ({total} to {asked})" in message
+        assert ("annealing" in message) == bool(changes)
     args = script.module.parse_args(["--resume", str(run_dir), "--total-timesteps", str(2 * total)])
     assert args.total_timesteps == 2 * total  # where nothing anneals
 
@@ -598,6 +599,7 @@ def test_environments_that_do_not_fit_are_named(script, tmp_path):
 
 
 ONE_BY_ONE = "ppo ppo_continuous_mujoco ppo_multidiscrete ppo_atari ppo_procgen".split()
+ONE_BY_ONE += ["ppg_procgen"]
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
@@ -846,6 +848,24 @@ def test_train_checks_what_it_is_called_with(script, finished):
 
 
 @each_text_of("open_logs")
+def test_a_resumed_run_says_with_what(script, finished, tmp_path, monkeypatch, capsys):
+    """Its configuration and hardware from there on, and whether the script was changed."""
+    run_dir = finished(script)
+    script.module.save_checkpoint(run_dir, checkpoint_of(run_dir) | {"iteration": 3})
+    (changed := tmp_path / script.path.name).write_text(script.source + "# changed")
+    for file, notes in ((script.path, 0), (changed, 1)):
+        monkeypatch.setattr(script.module, "__file__", str(file))
+        args = script.module.Args(**checkpoint_of(run_dir)["args"] | {"resume": str(run_dir)})
+        for log in script.module.open_logs(args, run_dir, checkpoint_of(run_dir)):
+            log.close()
+        assert capsys.readouterr().out.count("another text of this script") == notes
+    config = json.loads((run_dir / "config_3.json").read_text())
+    assert config["args"]["resume"] == str(run_dir) and config["threads"] > 0
+    assert json.loads((run_dir / "config.json").read_text())["args"]["resume"] is None
+    assert (run_dir / script.path.name).read_text() == script.source
+
+
+@each_text_of("open_logs")
 def test_a_checkpoint_without_its_episodes_is_refused(script, finished):
     """Copied alone into another directory, say."""
     run_dir = finished(script)
@@ -966,7 +986,7 @@ def test_the_printed_command_starts_as_the_script_was_started(script, uv, monkey
     out = capsys.readouterr().out
     (command,) = [line for line in out.splitlines() if "--resume" in line]
     words = shlex.split(command.partition(": ")[2])
-    assert words[:-3] == (["uv", "run"] if uv else ["python"])
+    assert words[:-3] == (["uv", "run"] if uv else [sys.executable])
     assert Path(words[-3]).resolve() == script.path and words[-2] == "--resume"
     assert Path(words[-1]).resolve() == run_dir and "CPU" in out
 
@@ -985,6 +1005,19 @@ def test_an_environment_of_ones_own(script, tmp_path, monkeypatch):
     assert episodes == [(14.0, 7)] * (2 * (128 // rows))
     assert scalars_of(run_dir)["eval/episodic_return"] == [(256 * 7 // rows, 14.0)]
     assert play(script, run_dir, "--eval-episodes", "2") == [14.0, 14.0]
+
+
+@scripts_with("own")
+def test_an_environment_that_cannot_be_filmed_is_refused(
+    script, tmp_path, monkeypatch, everything_is_there
+):
+    """Before a directory is made: it has no `render`."""
+    module = f"blind_env_of_{script.name}"
+    (tmp_path / f"{module}.py").write_text(OWN_ENV)
+    monkeypatch.syspath_prepend(tmp_path)
+    env_id = f"{module}:{script.own['env_id']}"
+    flags = flags_of(script, **script.own | {"env_id": env_id, "capture_video": True})
+    assert "--capture-video" in message_of(script, *flags) and not Path("runs").exists()
 
 
 @each_text_of("open_logs")
@@ -1188,7 +1221,8 @@ def test_videos_of_training_and_evaluation(script):
         assert video.stat().st_size > 1000
 
 
-FOLLOWERS = [script for script in SCRIPTS.values() if hasattr(script.module, "follow_robot")]
+RENDERERS = [script for script in SCRIPTS.values() if hasattr(script.module, "record_videos")]
+FOLLOWERS = [script for script in RENDERERS if "renderer.camera_id" in script.source]
 
 
 @pytest.mark.e2e
@@ -1196,8 +1230,6 @@ FOLLOWERS = [script for script in SCRIPTS.values() if hasattr(script.module, "fo
 def test_videos_follow_the_robot(script, tmp_path):
     """HalfCheetah is orange on a blue floor: as many orange pixels 20 m from the start."""
     flags = ["--env-id", "HalfCheetah-v4"]
-    if "discretize_actions" in vars(script.module.Args()):
-        flags += ["--discretize-actions", "3"]
     try:
         env = script.module.make_env(script.module.parse_args(flags), tmp_path)
     except script.module.UserError as error:
@@ -1216,7 +1248,7 @@ def test_videos_follow_the_robot(script, tmp_path):
 
 @pytest.mark.e2e
 @pytest.mark.skipif(sys.platform != "linux", reason="EGL is Linux's way without a screen")
-@pytest.mark.parametrize("script", FOLLOWERS, ids=[script.name for script in FOLLOWERS])
+@pytest.mark.parametrize("script", RENDERERS, ids=[script.name for script in RENDERERS])
 def test_no_gl_names_the_package(script, tmp_path):
     """A graphics driver that does not exist: MuJoCo cannot render."""
     hidden = ("DISPLAY", "MUJOCO_GL")

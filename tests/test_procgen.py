@@ -924,6 +924,15 @@ def test_accumulated_minibatches_make_one_step(
     assert len(optimizer_steps) == 2 + steps
 
 
+def test_the_last_auxiliary_minibatch_may_be_smaller(run_procgen_fast, spy):
+    """Eight rollouts in minibatches of three, three and two."""
+    calls = spy(ppg, "accumulate")
+    size = {"num_envs": 4, "num_steps": 16, "num_minibatches": 1, "e_auxiliary": 1}
+    run_procgen_fast(ppg, num_aux_rollouts=3, total_timesteps=128, **size)
+    rows = [len(mb["obs"]) for (_, _, mb, *_), stats in calls if "kl_loss" in stats]
+    assert rows == [3 * 16, 3 * 16, 2 * 16]
+
+
 def test_commands_of_cleanrl_are_accepted():
     """Its flags of PPG, as its documentation has them; what it refuses is refused."""
     flags = "--n-iteration 32 --e-policy 1 --v-value 1 --e-auxiliary 6 --beta-clone 1.0"
@@ -1029,11 +1038,26 @@ def test_losses_of_an_auxiliary_pass_that_are_not_finite_stop_the_run(
         return loss, {name: stat * factor for name, stat in stats.items()}
 
     monkeypatch.setattr(ppg, "aux_loss", poisoned)
-    with pytest.raises(ppg.UserError, match=f"auxiliary pass {bad} of 3.*iteration 2.*nan"):
+    with pytest.raises(ppg.UserError, match=f"auxiliary pass {bad} of 3 are not finite.*nan"):
         run_procgen_fast(ppg, e_auxiliary=3)
     checkpoint = torch.load(next(Path().glob("runs/*/checkpoint.pt")), weights_only=True)
     assert checkpoint["iteration"] == 1 and len(calls) == 2 * bad
     assert (checkpoint["paused"] is None) == (bad == 1)
+
+
+def test_losses_of_the_last_update_are_looked_at_before_the_auxiliary_phase(
+    run_procgen_fast, spy, monkeypatch
+):
+    original, calls = ppg.ppo_loss, spy(ppg, "aux_loss")
+
+    def poisoned(*args):
+        loss, stats = original(*args)
+        return loss, stats | {"policy_loss": stats["policy_loss"] * math.nan}
+
+    monkeypatch.setattr(ppg, "ppo_loss", poisoned)
+    with pytest.raises(ppg.UserError, match="losses of iteration 1 are not finite.*nan"):
+        run_procgen_fast(ppg, n_iteration=1)
+    assert calls == [] and len(list(Path().glob("runs/*/episodes.csv"))) == 1
 
 
 @pytest.mark.learning
@@ -1279,7 +1303,6 @@ BAD_FLAGS = {
 }
 BAD_FLAGS_OF_PPG = {
     "--reward-gamma 1.1": ["--reward-gamma (1.1)"],
-    "--num-aux-rollouts 3": ["--num-aux-rollouts (3)", "--num-envs (64)"],
     "--env-minibatches --num-minibatches 128": ["--num-minibatches (128)", "--num-envs (64)"],
 }
 cases = [(ppo, *case) for case in BAD_FLAGS.items()]
