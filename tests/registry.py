@@ -228,9 +228,9 @@ PPO = Script(
     },
     by_hand=discrete_action,
     details=CORE,
-    lines=610,  # the design has 590, 245 and 230
+    lines=611,  # the design has 590, 245 and 230
     loop_before=245,
-    plumbing=250,
+    plumbing=251,
     zero=ZERO,
     free=FREE,
     annealing={"anneal_lr", "anneal_clip"},
@@ -266,9 +266,9 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | CONTINUOUS,
-    lines=796,  # the design has 740, 360 and 260
+    lines=797,  # the design has 740, 360 and 260
     loop_before=356,
-    plumbing=314,
+    plumbing=315,
     changed=346,
     different={
         "Args": "the flags of the details",
@@ -327,9 +327,9 @@ TRPO = Script(
     by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    lines=855,  # the design has 820
+    lines=856,  # the design has 820
     loop_before=410,
-    plumbing=314,  # the design has 260
+    plumbing=315,  # the design has 260
     changed=185,
     different={
         "Args": "the flags of the trust region",
@@ -375,9 +375,9 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=946,  # the design has 820, 450 and 260, and 50 more for several processes
+    lines=947,  # the design has 820, 450 and 260, and 50 more for several processes
     loop_before=430,
-    plumbing=386,
+    plumbing=387,
     changed=646,
     different={
         "Args": "the flags of the details",
@@ -441,9 +441,9 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1083,  # the design has 900, 500 and 280, and 50 more for several processes
+    lines=1084,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=485,
-    plumbing=452,
+    plumbing=453,
     changed=299,
     different={
         "Args": "memory, hidden velocities",
@@ -513,9 +513,9 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1124,  # the design has 980, 380 and 480
+    lines=1125,  # the design has 980, 380 and 480
     loop_before=379,
-    plumbing=616,
+    plumbing=617,
     changed=696,
     different={
         "Args": "the flags of the details, MicroRTS",
@@ -570,9 +570,9 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=840,  # the design has 740, 370 and 260, and 50 more for several processes
+    lines=841,  # the design has 740, 370 and 260, and 50 more for several processes
     loop_before=364,
-    plumbing=346,
+    plumbing=347,
     changed=546,
     different={
         "Args": "the flags of the details",
@@ -623,10 +623,10 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1042,  # the design has 860, 420 and 270, and 50 more for several processes
+    lines=1044,  # the design has 860, 420 and 270, and 50 more for several processes
     loop_before=429,
-    plumbing=404,
-    changed=276,
+    plumbing=406,
+    changed=277,
     different={
         "Args": "the flags of the details",
         "layer_init": "three ways",
