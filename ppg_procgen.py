@@ -593,6 +593,7 @@ def train(args: Args) -> dict:
                 writer.add_scalar(f"losses/aux/{name}", mean, global_step)
             now = all_gather(time.time())[0]
             writer.add_scalar("time/auxiliary", now - aux_start, global_step)
+            writer.add_scalar("charts/SPS", global_step / (now - start_time), global_step)  # anew
 
         # -- checkpoint --
         # also before an auxiliary phase, which adds `paused` to it, and after: the next iteration

@@ -666,6 +666,7 @@ BAD_FLAGS = [
     ("--num-envs 6", ["--num-envs (6)", "--num-minibatches (4)"]),
     ("--env-id CartPole-v1 --num-envs 2", ["--num-envs (2)", "--num-minibatches (4)"]),
     ("--mask-velocity", ["--mask-velocity", "CartPole", "LunarLander", "Breakout-v5"]),
+    ("--frame-stack 4 --env-id CartPole-v1", ["--frame-stack (4)", "CartPole-v1"]),
     ("--env-id Blackjack-v1 --mask-velocity", ["--mask-velocity", "Blackjack-v1"]),
     ("--env-id Counting-v0 --mask-velocity", ["--mask-velocity", "Counting-v0"]),
     ("--env-id CartPol-v1", ["--env-id", "CartPol-v1", "CartPole-v1"]),
