@@ -1120,7 +1120,7 @@ def test_sigkill_at_random_moments(script, folder):
         assert 1 <= checkpoint["iteration"] and checkpoint["global_step"] < 0.9 * total
         (line,) = [line for line in Path("out.txt").read_text().splitlines() if "--resume" in line]
         words = shlex.split(line.partition(": ")[2])
-        here = ["uv", "run"] if "UV" in os.environ else ["python"]
+        here = ["uv", "run"] if "UV" in os.environ else [sys.executable]
         assert words[: len(here)] == here
         words[: len(here)] = [sys.executable]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
