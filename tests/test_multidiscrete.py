@@ -575,7 +575,10 @@ BAD_FLAGS = {
     "--frame-skip 2000": ["--frame-skip (2000)", "2000 ticks"],
     "--frame-skip 3 --env-id CartPole-v1": ["--frame-skip (3)", "CartPole-v1", "MicroRTS"],
     "--env-backend async": ["--env-backend (async)", "MicroRTS", "sync"],
-    "--env-backend async --env-id CartPole-v1 --capture-video": ["--capture-video", "sync"],
+    "--env-backend async --capture-video --env-id CartPole-v1 --total-timesteps 1024": [
+        "--capture-video",
+        "sync",
+    ],
 }
 
 
