@@ -902,7 +902,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     path = run_dir / "episodes.csv"
     if checkpoint:
         whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is shorter than at the checkpoint")
+        require(whole, f"{path} is missing, or shorter than at the checkpoint")
         os.truncate(path, checkpoint["episodes_size"])
         if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
             print(f"note: the run began with another text of this script, kept in {run_dir}")

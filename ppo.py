@@ -442,7 +442,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(discrete, f"{args.env_id} acts in {action_space}; this script needs Discrete actions")
     if video_dir:
         shows = "rgb_array" in env.metadata.get("render_modes", [])
-        require(shows, f"--capture-video: {args.env_id} renders no rgb_array")
+        require(shows, f"--capture-video: the metadata of {args.env_id} lack rgb_array")
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     # A copy of each observation: a reset may reuse the memory of final_obs
     return gym.wrappers.TransformObservation(env, np.array, obs_space)
@@ -487,7 +487,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     path = run_dir / "episodes.csv"
     if checkpoint:
         whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is shorter than at the checkpoint")
+        require(whole, f"{path} is missing, or shorter than at the checkpoint")
         os.truncate(path, checkpoint["episodes_size"])
         if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
             print(f"note: the run began with another text of this script, kept in {run_dir}")

@@ -578,16 +578,16 @@ def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
     """The environment with videos of some of its episodes, if it renders here."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
+    env.reset()
+    if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
+        camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+        renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
     try:
-        env.reset()
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
-            camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-            renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
         env.render()
         return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except Exception as error:  # every renderer fails in its own way
-        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
+        hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+        raise UserError(f"--capture-video cannot render: {error!r} ({hint})") from error
 
 
 def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
@@ -671,7 +671,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     path = run_dir / "episodes.csv"
     if checkpoint:
         whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is shorter than at the checkpoint")
+        require(whole, f"{path} is missing, or shorter than at the checkpoint")
         os.truncate(path, checkpoint["episodes_size"])
         if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
             print(f"note: the run began with another text of this script, kept in {run_dir}")

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2", "ale-py>=0.11",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2", "ale-py>=0.12",
 #                 "envpool>=1.2", "numpy>=1.26", "opencv-python-headless>=4.9",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
@@ -806,7 +806,7 @@ def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(fits, f"{spaces}; this script needs games, or vectors and Discrete actions")
     if video_dir:
         shows = "rgb_array" in env.metadata.get("render_modes", [])
-        require(shows, f"--capture-video: {args.env_id} renders no rgb_array")
+        require(shows, f"--capture-video: the metadata of {args.env_id} lack rgb_array")
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     return VectorObservation(env, args)
 
@@ -938,7 +938,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     path = run_dir / "episodes.csv"
     if checkpoint:
         whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is shorter than at the checkpoint")
+        require(whole, f"{path} is missing, or shorter than at the checkpoint")
         os.truncate(path, checkpoint["episodes_size"])
         if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
             print(f"note: the run began with another text of this script, kept in {run_dir}")

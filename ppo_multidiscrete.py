@@ -695,13 +695,13 @@ def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
     """The environment with videos of some of its episodes, if it renders here."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo then needs no screen
+    env.reset()
     try:
-        env.reset()
         env.render()
         return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     except Exception as error:  # every renderer fails in its own way
-        hint = "without a screen it needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise UserError(f"--capture-video cannot render: {error} ({hint})") from error
+        hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+        raise UserError(f"--capture-video cannot render: {error!r} ({hint})") from error
 
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
@@ -795,7 +795,7 @@ def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
     path = run_dir / "episodes.csv"
     if checkpoint:
         whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is shorter than at the checkpoint")
+        require(whole, f"{path} is missing, or shorter than at the checkpoint")
         os.truncate(path, checkpoint["episodes_size"])
         if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
             print(f"note: the run began with another text of this script, kept in {run_dir}")
@@ -882,7 +882,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    args = replace(args, num_envs=1)
+    args = replace(args, num_envs=1, env_backend="sync")  # rendering hangs in worker processes
     envs = make_envs(args, run_dir, True)
     action_space = envs.single_action_space
     agent = Agent(envs.single_observation_space, action_space, args)

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Is a changed copy of a script better than the original? Trains both with the same seeds and reports the difference:
 #   bash benchmark/compare.sh ppo_continuous_mujoco.py my_ppo.py [FLAGS of both]
-# Variables: ENVS (HalfCheetah-v4), SEEDS ("1 2 3 4 5"), STEPS (1000000), and those of run.sh (WORKERS, THREADS, PYTHON).
+# Variables: ENVS (the original's default), SEEDS ("1 2 3 4 5"), STEPS (1000000), and those of run.sh (WORKERS, THREADS, PYTHON).
 # A run is done once: what a script is called after includes its text, its flags and STEPS.
 set -euo pipefail
 [[ $# -ge 2 && -f $1 && -f $2 ]] || { sed -n '2,/^set/{/^set/d;s/^# //;p}' "$0" >&2; exit 2; }
 scripts=("$(realpath "$1")" "$(realpath "$2")") flags=()
 for flag in "${@:3}"; do [[ $flag == --dry-run ]] || flags+=("$flag"); done
-SUITE=compare STEPS=${STEPS:-1000000} SEEDS=${SEEDS:-1 2 3 4 5} ENVS=${ENVS:-HalfCheetah-v4} SCRIPT=
+SUITE=compare STEPS=${STEPS:-1000000} SEEDS=${SEEDS:-1 2 3 4 5} ENVS=${ENVS:-} SCRIPT=
+[[ $ENVS ]] || ENVS=$(sed -n 's/^    env_id: str = "\(.*\)".*/\1/p' "$1")
 source "$(dirname "$0")/run.sh"
 [[ ! ${SUFFIX:-} ]] || { echo "error: no SUFFIX here: names hold what is compared" >&2; exit 2; }
 check_flags "${scripts[@]}"

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path("benchmark/results")
-PARTS = ("checkpoint.pt", "config.json", "episodes.csv", "*.py")  # episodes: never behind the first
+PARTS = ("checkpoint.pt", "config*.json", "episodes.csv", "*.py")  # episodes never behind it
 
 
 def has_results(run_dir: Path) -> bool:

@@ -17,7 +17,6 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
 SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
-SUFFIX = "_patch"  # of folders with results of a changed script (SUFFIX of run.sh)
 
 
 @cache
@@ -32,13 +31,20 @@ def suites() -> dict[str, list[str]]:
     return {suite: list(dict.fromkeys(names)) for suite, names in groups}
 
 
+def without_suffix(folder: str) -> str:
+    """mujoco for mujoco_patch: the folder of a suite before SUFFIX of run.sh."""
+    known = {*read_recipes()["folder"], "mujoco_selection", "ablation_study_flags"}
+    fits = [name for name in known if folder.startswith(name)]
+    return max(fits, key=len, default=folder)
+
+
 def recipes_of(folder: str) -> pd.DataFrame:
     """The recipes with results in a folder, by experiment; those of mujoco for mujoco_patch.
 
     An experiment with other flags for each environment has a row for each: here the first.
     """
     recipes = read_recipes()
-    found = recipes[recipes["folder"] == folder.removesuffix(SUFFIX)]
+    found = recipes[recipes["folder"] == without_suffix(folder)]
     return found.drop_duplicates("experiment").set_index("experiment")
 
 

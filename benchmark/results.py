@@ -7,7 +7,7 @@ from pathlib import Path
 
 import have
 import pandas as pd
-from recipes import HERE, SCRIPTS, SUFFIX, recipes_of
+from recipes import HERE, SCRIPTS, recipes_of, without_suffix
 
 RESULTS = HERE / "results"
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
@@ -102,7 +102,7 @@ def read_published() -> pd.DataFrame:
 def published(folder: str, env_id: str = "", steps: int = 0) -> pd.DataFrame:
     """Published figures of a suite, or of one environment (of any version) at one budget."""
     rows = read_published()
-    rows = rows[rows["task_suite"] == folder.removesuffix(SUFFIX)]
+    rows = rows[rows["task_suite"] == without_suffix(folder)]
     if env_id:
         rows = rows[(rows["env"] == env_id.rsplit("-", 1)[0]) & (rows["steps"] == steps)]
     return rows

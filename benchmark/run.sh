@@ -6,7 +6,7 @@
 #   WORKERS  runs side by side (default 2; 1 for recipes that take all cores)
 #   THREADS  threads of each run (default 1; all for recipes that take all cores), or of each process of torchrun
 #   FLAGS    flags for every run, such as "--track" or "--no-compile"; what changes learning needs a SUFFIX
-#   SUFFIX   of the folder of results, such as _patch: runs after a change stand beside those before it
+#   SUFFIX   of the folder of results, such as _mine: the same runs again, or after a change, beside those that are there
 #   PYTHON   how to start Python (default: uv run python)
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch

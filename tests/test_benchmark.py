@@ -827,6 +827,8 @@ def test_compare_trains_both_and_reports_the_difference(copy):
     assert row.startswith("| CartPole-v1 | 1, 1 |")
     output = output_of(suite(copy, *command, "--dry-run", **tiny))
     assert output.count("have ") == 2 == len(output.splitlines())  # what is done is not done again
+    del tiny["ENVS"]  # ppo.py's own
+    assert output_of(suite(copy, *command, "--dry-run", **tiny)) == output
     assert "are the same" in output_of(suite(copy, *command[:2], command[1], **tiny), code=2)
 
 
@@ -1115,6 +1117,17 @@ def test_the_table_of_a_script_has_its_flags(script):
     for row, kind in zip(cells, types.values()):
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         assert row[2].strip() == ", ".join(choices) and row[3]
+
+
+FOLDERS = {"mujoco_mine": "mujoco", "atari_1M_patch": "atari_1M", "lstm_games": "lstm_games"}
+FOLDERS |= {name: name for name in ("mujoco", "mujoco_selection", "ablation_study_flags", "wins")}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_with_a_suffix_has_the_recipes_of_its_suite(folder):
+    assert recipes.without_suffix(folder) == FOLDERS[folder]
+    assert recipes.recipes_of(folder).equals(recipes.recipes_of(FOLDERS[folder]))
+    assert results.published(folder).equals(results.published(FOLDERS[folder]))
 
 
 def test_one_block_can_be_made_alone(copy):

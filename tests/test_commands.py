@@ -151,7 +151,7 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     """But for pip and pytest; tests/test_variants.py has those of docs/variants.md."""
     tensorboard = "uv run --no-project --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
-    compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
+    compare = f"ENVS=Hopper-v4 Walker2d-v4 bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     set_up = re.compile(
         r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u "
         r"|bash benchmark/variant"

@@ -1167,6 +1167,13 @@ def test_evaluation_plays_whole_games(run_multidiscrete, monkeypatch):
     assert evaluated(play) == returns != greedy
 
 
+def test_evaluation_plays_in_this_process(run_multidiscrete, monkeypatch):
+    """What training had in worker processes: a renderer hangs there after a fork."""
+    played = run_multidiscrete(env_id="CartPole-v1", env_backend="async", eval_episodes=2)
+    monkeypatch.setattr(gym.vector, "AsyncVectorEnv", None)
+    assert evaluated(["--evaluate", str(played["run_dir"])]) == played["eval_returns"]
+
+
 @pytest.mark.parametrize("form", ["flat", "rows"])
 def test_evaluation_is_masked_and_normalizes_with_frozen_statistics(form, run_multidiscrete, spy):
     run_dir = run_multidiscrete(env_id=f"Masked-{form}-v0", num_steps=32, norm_obs=True)["run_dir"]
