@@ -151,12 +151,17 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     """But for pip and pytest; tests/test_variants.py has those of docs/variants.md."""
     tensorboard = "uv run --no-project --with tensorboard tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
-    compare = f"ENVS=Hopper-v4 Walker2d-v4 bash benchmark/compare.sh {copy.removeprefix('cp ')}"
+    tasks = "Hopper-v4 Walker2d-v4"
+    compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     set_up = re.compile(
         r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u "
         r"|bash benchmark/variant"
     )
-    assert {line for line in OTHERS if not set_up.match(line)} == {tensorboard, copy, compare}
+    assert {line for line in OTHERS if not set_up.match(line)} == {
+        tensorboard,
+        copy,
+        f"ENVS={tasks} {compare}",
+    }
 
     go("uv run ppo_continuous_mujoco.py --env-id Terminating-v0", monkeypatch)
     inspect = [
@@ -175,11 +180,11 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
         ignore=shutil.ignore_patterns("results", "figures"),
     )
     shutil.copy(ROOT / "ppo_continuous_mujoco.py", tmp_path)
-    change = [*copy.split(";"), "echo >> my_ppo.py", f"{compare} --dry-run"]
+    change = [*copy.split(";"), "echo >> my_ppo.py", f"ENVS='{tasks}' {compare} --dry-run"]
     done = subprocess.run(
         ["bash", "-c", " && ".join(change)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 10, done.stderr
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 20, done.stderr
 
 
 BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
