@@ -56,7 +56,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -108,7 +108,7 @@ class Args:
     start_level: int = 0  # first level to train on
     env_threads: int = 4  # threads that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
-    micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
+    micro_batch: int = 0  # samples computed at a time; 0: 64, or on a GPU a minibatch of the policy
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
@@ -357,6 +357,8 @@ def train(args: Args) -> dict:
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     env_seed = args.seed + rank * local_args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
@@ -379,7 +381,7 @@ def train(args: Args) -> dict:
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
     rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
-    rollout_agent.network.to(agent.dtype)
+    nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, local_args.num_envs
@@ -411,7 +413,6 @@ def train(args: Args) -> dict:
         paused = checkpoint["paused"]
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -420,9 +421,9 @@ def train(args: Args) -> dict:
         carried = (x.numpy() for x in process["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
+    make_obs_file(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    make_obs_file(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -442,7 +443,7 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             actions[t], logprobs[t], values[t] = act(rollout_agent, obs[t], noise[t])
-            env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
+            env_action = actions[t].cpu().numpy()  # CPU-GPU sync
             next_obs, reward, terminated, truncated, _ = envs.step(env_action)
             dones[t] = np.logical_or(terminated, truncated)
             rewards[t] = reward
@@ -519,7 +520,7 @@ def train(args: Args) -> dict:
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step)
             writer.add_scalar("charts/episodic_length", length, step)
-            print(f"{step},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
+            print(f"{step},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
@@ -692,11 +693,13 @@ def check_args(args: Args) -> None:
     may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
     may_be_0 += ["beta_clone", "skip_aux_every", "env_threads", "micro_batch"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
-            high = highest.get(name, 1e99)
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
+            highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
+            highest |= {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
+            high = highest.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -706,9 +709,8 @@ def check_args(args: Args) -> None:
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    even = not args.env_minibatches or args.num_envs % args.num_minibatches == 0
-    given = f"--num-envs ({args.num_envs}) must be divisible by --num-minibatches"
-    require(even, f"{given} ({args.num_minibatches}) with --env-minibatches")
+    rule = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
+    require(not args.env_minibatches or args.num_envs % args.num_minibatches == 0, rule)
     require(args.v_value == 1, f"--v-value ({args.v_value}) must be 1, as in CleanRL's script")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
@@ -716,9 +718,8 @@ def check_args(args: Args) -> None:
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    if not args.evaluate:
-        found = not args.track or find_spec("wandb")
-        require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = args.evaluate or not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
     require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
     games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
     games = f"{games} leaper maze miner ninja plunder starpilot".split()
@@ -823,10 +824,10 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
 
 def make_obs_file(args: Args, path: Path, place: int) -> None:
     """Make the file of `stored_obs`, or find that of a run resumed within a policy phase."""
+    if args.skip_aux_every == 1:  # no auxiliary phase
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     size = args.phase_rollouts * args.num_steps * 64 * 64 * 3
-    if args.skip_aux_every == 1:
-        return
     if place:
         found = path.is_file() and path.stat().st_size == size
         require(found, f"{path} does not hold the rollouts of this policy phase")
@@ -962,6 +963,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

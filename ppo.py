@@ -200,6 +200,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -229,7 +231,6 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -270,7 +271,7 @@ def train(args: Args) -> dict:
                 writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
                 at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                row = f"{global_step},{episodic_return[n]:.9g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 episodic_return[n] = episodic_length[n] = 0
 
@@ -407,9 +408,11 @@ def check_args(args: Args) -> None:
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -423,7 +426,7 @@ def check_args(args: Args) -> None:
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
-        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
 
@@ -541,6 +544,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

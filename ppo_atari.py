@@ -56,7 +56,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -217,7 +217,7 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
         env = NoopReset(env, args.noop_max)
     env = MaxAndSkip(env, args.frame_skip)
     if video_dir:
-        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
+        env.metadata = env.metadata | {"render_fps": 60 / args.frame_skip}
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     env = EpisodicLife(env, args.episodic_life)
     if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
@@ -374,6 +374,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
@@ -387,7 +389,7 @@ def train(args: Args) -> dict:
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
     rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
-    rollout_agent.network.to(agent.dtype)
+    nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, local_args.num_envs
@@ -415,7 +417,6 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -505,7 +506,7 @@ def train(args: Args) -> dict:
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
             writer.add_scalar("charts/episodic_length", length, step_after[t])
-            print(f"{step_after[t]},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
+            print(f"{step_after[t]},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
         global_step = int(step_after[-1])
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
@@ -610,11 +611,14 @@ def check_args(args: Args) -> None:
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
-            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # times: an int of C
-            high = highest.get(name, 1e99)
+            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # product: an int of C
+            highest |= dict.fromkeys(["noop_max", "env_threads", "frame_stack"], 10**6)
+            high = highest.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -635,9 +639,8 @@ def check_args(args: Args) -> None:
         require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    if not args.evaluate:
-        found = not args.track or find_spec("wandb")
-        require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = args.evaluate or not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
     game_name(args.env_id)
 
 
@@ -865,6 +868,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

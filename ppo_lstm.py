@@ -57,7 +57,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -219,7 +219,7 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
         env = NoopReset(env, args.noop_max)
     env = MaxAndSkip(env, args.frame_skip)
     if video_dir:
-        env.metadata = env.metadata | {"render_fps": 60 // args.frame_skip}
+        env.metadata = env.metadata | {"render_fps": 60 / args.frame_skip}
         env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
     env = EpisodicLife(env, args.episodic_life)
     if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
@@ -389,8 +389,7 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     continues = upload(first == 0, state.device)[:, None]  # from before row 0
     envs = upload(mb_envs[env], state.device)
     state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
-    mb_inds = upload(mb_inds, state.device)
-    padded_inds = upload(padded_inds, state.device)
+    mb_inds, padded_inds = upload(mb_inds, state.device), upload(padded_inds, state.device)
     return mb_inds, padded_inds, int(step.max()) + 1, state
 
 
@@ -426,6 +425,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
@@ -468,7 +469,6 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -550,7 +550,7 @@ def train(args: Args) -> dict:
                 hidden = agent.run_lstm(features, padded_inds, length, state)  # (M, H)
                 # Filled up with repeated steps, so that minibatches keep their size
                 real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs.numpy()].T))  # no resets
-                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # 1/3 of rows are real
+                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # >= 1/3 are real
                 chosen = upload(real[order], device)
                 mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
                 mb["hidden"] = hidden[chosen]
@@ -575,7 +575,7 @@ def train(args: Args) -> dict:
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step_after[t])
             writer.add_scalar("charts/episodic_length", length, step_after[t])
-            print(f"{step_after[t]},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
+            print(f"{step_after[t]},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
         global_step = int(step_after[-1])
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
@@ -681,11 +681,14 @@ def check_args(args: Args) -> None:
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
-            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # times: an int of C
-            high = highest.get(name, 1e99)
+            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # product: an int of C
+            highest |= dict.fromkeys(["noop_max", "env_threads", "frame_stack"], 10**6)
+            high = highest.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -705,11 +708,18 @@ def check_args(args: Args) -> None:
         require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    if not args.evaluate:
-        found = not args.track or find_spec("wandb")
-        require(found, "--track needs wandb (uv run --with wandb ...)")
-    stacks = args.frame_stack == 1 or game_name(args.env_id)
-    require(stacks, f"--frame-stack ({args.frame_stack}) is for games, not for {args.env_id}")
+    found = args.evaluate or not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
+    check_kind(args)
+
+
+def check_kind(args: Args) -> None:
+    """Stop with one line at a number for games given with vectors, or velocities not known."""
+    of_games = "frame_skip frame_stack noop_max max_episode_steps repeat_action_probability"
+    for name in of_games.split():
+        flag = f"--{name.replace('_', '-')} ({getattr(args, name)})"
+        fits = getattr(args, name) == getattr(Args, name) or game_name(args.env_id)
+        require(fits, f"{flag} is for games, not for {args.env_id}")
     known = re.sub(r"-v\d+$", "", args.env_id) in VectorObservation.velocities
     names = ", ".join(VectorObservation.velocities)
     require(known or not args.mask_velocity, f"--mask-velocity knows {names}, not {args.env_id}")
@@ -999,6 +1009,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

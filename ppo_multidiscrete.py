@@ -158,8 +158,8 @@ class ChannelsFirst(nn.Module):
 
     def __init__(self, obs_space: gym.spaces.Box):
         super().__init__()
-        largest = np.abs([obs_space.low, obs_space.high]).max()
-        self.scale = float(largest) or 1.0
+        largest = max(-float(obs_space.low.min()), float(obs_space.high.max()))
+        self.scale = largest or 1.0
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         return obs.movedim(-1, 1) / self.scale  # [A09] scaling, to -1 to 1 or to 0 to 1
@@ -317,6 +317,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -360,7 +362,6 @@ def train(args: Args) -> dict:
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -413,7 +414,7 @@ def train(args: Args) -> dict:
                 writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
                 at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                row = f"{global_step},{episodic_return[n]:.9g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         writer.add_scalar("charts/idle", idle.mean(), global_step)
@@ -555,9 +556,11 @@ def check_args(args: Args) -> None:
     may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -577,7 +580,7 @@ def check_args(args: Args) -> None:
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
-        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
         films = args.capture_video and args.env_backend == "async"
@@ -609,7 +612,8 @@ class MaskInInfos(gym.Wrapper):
     def __init__(self, env: gym.Env):
         super().__init__(env)
         choices = getattr(env.action_space, "nvec", getattr(env.action_space, "n", 0))
-        first, *others = np.ravel(choices).tolist()
+        self.nvec = np.ravel(choices).tolist()  # [0]: a Box
+        first, *others = self.nvec
         self.sizes_of_rows = [1 + sum(others)] * first
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
@@ -625,11 +629,16 @@ class MaskInInfos(gym.Wrapper):
             mask = obs["action_mask"]
             obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
         elif self.has_method:
-            mask = self.env.get_wrapper_attr("action_masks")()
+            mask = self.env.get_wrapper_attr("action_masks")
+            mask = mask() if callable(mask) else mask
         if mask is None:
             return obs, info
-        if isinstance(mask, (list, tuple)) and list(map(np.size, mask)) != self.sizes_of_rows:
+        sizes = list(map(np.size, mask)) if isinstance(mask, (list, tuple)) else self.sizes_of_rows
+        if sizes != self.sizes_of_rows:  # one for each component, or flat
             mask = np.hstack(mask)
+            other = sum(sizes) == sum(self.nvec) and sizes != self.nvec and max(sizes) > 1
+            rows = f"rows of {sizes} for components of {self.nvec} choices"
+            require(not other, f"{self.spec.id}: an action mask has {rows}")
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 
     def reset(self, *, seed=None, options=None):
@@ -850,6 +859,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -54,7 +54,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # part of the run directory's name
     seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -308,6 +308,8 @@ def train(args: Args) -> dict:
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     env_seed = args.seed + rank * local_args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
@@ -324,7 +326,7 @@ def train(args: Args) -> dict:
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
-    rollout_agent.network.to(agent.dtype)
+    nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
     T, N = args.num_steps, local_args.num_envs
@@ -348,7 +350,6 @@ def train(args: Args) -> dict:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -378,7 +379,7 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = torch.from_numpy(next_obs)
             actions[t], logprobs[t], values[t] = act(rollout_agent, obs[t], noise[t])
-            env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
+            env_action = actions[t].cpu().numpy()  # CPU-GPU sync
             next_obs, reward, terminated, truncated, _ = envs.step(env_action)
             dones[t] = np.logical_or(terminated, truncated)
             rewards[t] = reward
@@ -439,7 +440,7 @@ def train(args: Args) -> dict:
             recent_returns.append(float(score))
             writer.add_scalar("charts/episodic_return", score, step)
             writer.add_scalar("charts/episodic_length", length, step)
-            print(f"{step},{score:.6g},{length:.0f},{at - start_time:.2f}", file=episodes)
+            print(f"{step},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
         by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
         scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
         finite = all(map(math.isfinite, scalars.values()))
@@ -544,11 +545,13 @@ def check_args(args: Args) -> None:
     may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
     may_be_0 += ["env_threads", "micro_batch"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            highest = {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            highest |= dict.fromkeys(["seed", "num_levels", "start_level"], 2**30 - 1)
-            high = highest.get(name, 1e99)
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
+            highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
+            highest |= {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
+            high = highest.get(name, 1e30)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")
@@ -564,9 +567,8 @@ def check_args(args: Args) -> None:
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
-    if not args.evaluate:
-        found = not args.track or find_spec("wandb")
-        require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = args.evaluate or not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
     require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
     games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
     games = f"{games} leaper maze miner ninja plunder starpilot".split()
@@ -758,6 +760,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -354,6 +354,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
+    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not done, f"{run_dir} is done: --evaluate plays it")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -392,7 +394,6 @@ def train(args: Args) -> dict:
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
         start_iteration = checkpoint["iteration"] + 1
-        require(start_iteration <= args.num_iterations, f"{run_dir} is done: --evaluate plays it")
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -441,7 +442,7 @@ def train(args: Args) -> dict:
                 writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
                 at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.6g},{episodic_length[n]:.0f},{at:.2f}"
+                row = f"{global_step},{episodic_return[n]:.9g},{episodic_length[n]:.0f},{at:.2f}"
                 print(row, file=episodes)
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         expected = agent.act(torch.from_numpy(obs[-1]).to(device), noise[-1]).cpu().numpy()
@@ -588,9 +589,11 @@ def check_args(args: Args) -> None:
     may_be_0 = "seed gamma gae_lambda ent_coef cg_damping max_grad_norm checkpoint_seconds".split()
     may_be_0 += ["eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            flag = f"--{name.replace('_', '-')} ({value})"
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e99)
+        flag = f"--{name.replace('_', '-')} ({value})"
+        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
+        if type(value) in (int, float):
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e30)
             low = -high if name == "init_log_std" else 0
             above = "at least" if name in may_be_0 else "greater than"
             fits = low <= value <= high and (value or name in may_be_0)
@@ -598,6 +601,7 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    require(args.batch_size > 1, f"{batch} must be more than 1: a single advantage is 0")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     every = f"--fisher-every ({args.fisher_every})"
     require(args.fisher_every <= args.num_steps, f"{every} is more than --num-steps")
@@ -605,7 +609,7 @@ def check_args(args: Args) -> None:
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
     if not args.evaluate:
-        require(not args.cuda or torch.cuda.is_available(), "--cuda, but torch finds no GPU")
+        require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
         require(found, "--track needs wandb (uv run --with wandb ...)")
         films = args.capture_video and args.env_backend == "async"
@@ -716,7 +720,8 @@ def compiled(function, device: torch.device, example: tuple):
     try:
         torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)
+        for _ in range(2):  # a CUDA graph is made in the second call
+            graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
@@ -784,6 +789,8 @@ def provenance(args: Args) -> dict:
 def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
+        with open(run_dir / "episodes.csv", "ab") as file:
+            os.fsync(file.fileno())  # as long as the state says, even after a power cut
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -228,9 +228,9 @@ PPO = Script(
     },
     by_hand=discrete_action,
     details=CORE,
-    lines=611,  # the design has 590, 245 and 230
-    loop_before=245,
-    plumbing=251,
+    lines=616,  # the design has 590, 245 and 230
+    loop_before=246,
+    plumbing=255,
     zero=ZERO,
     free=FREE,
     annealing={"anneal_lr", "anneal_clip"},
@@ -266,10 +266,10 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | CONTINUOUS,
-    lines=797,  # the design has 740, 360 and 260
-    loop_before=356,
-    plumbing=315,
-    changed=346,
+    lines=803,  # the design has 740, 360 and 260
+    loop_before=357,
+    plumbing=320,
+    changed=347,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Gaussian policy, choice of activation",
@@ -327,10 +327,10 @@ TRPO = Script(
     by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    lines=856,  # the design has 820
-    loop_before=410,
-    plumbing=315,  # the design has 260
-    changed=185,
+    lines=863,  # the design has 820
+    loop_before=411,
+    plumbing=321,  # the design has 260
+    changed=186,
     different={
         "Args": "the flags of the trust region",
         "Agent.__init__": "always two networks",
@@ -339,7 +339,7 @@ TRPO = Script(
         "train: advantages": "the policy before the step",
         "train: update": "one step of the policy, then the value's epochs",
         "check_unchanged": "what anneals",
-        "check_args": "flags that may be 0",
+        "check_args": "flags that may be 0, a batch of one sample",
     },
     loss="value_loss",
     lacks={"vf_coef", "target_kl"},
@@ -375,10 +375,10 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=947,  # the design has 820, 450 and 260, and 50 more for several processes
-    loop_before=430,
-    plumbing=387,
-    changed=646,
+    lines=952,  # the design has 820, 450 and 260, and 50 more for several processes
+    loop_before=431,
+    plumbing=391,
+    changed=654,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Nature CNN",
@@ -441,10 +441,10 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1084,  # the design has 900, 500 and 280, and 50 more for several processes
+    lines=1096,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=485,
-    plumbing=453,
-    changed=299,
+    plumbing=465,
+    changed=306,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
@@ -512,10 +512,10 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1125,  # the design has 980, 380 and 480
-    loop_before=379,
-    plumbing=617,
-    changed=696,
+    lines=1136,  # the design has 980, 380 and 480
+    loop_before=380,
+    plumbing=627,
+    changed=702,
     different={
         "Args": "the flags of the details, MicroRTS",
         "Agent.__init__": "components, grids, trunks apart from heads",
@@ -569,10 +569,10 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=841,  # the design has 740, 370 and 260, and 50 more for several processes
-    loop_before=364,
-    plumbing=347,
-    changed=546,
+    lines=845,  # the design has 740, 370 and 260, and 50 more for several processes
+    loop_before=365,
+    plumbing=350,
+    changed=549,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "IMPALA's network",
@@ -622,10 +622,10 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1045,  # the design has 860, 420 and 270, and 50 more for several processes
+    lines=1048,  # the design has 860, 420 and 270, and 50 more for several processes
     loop_before=429,
-    plumbing=406,
-    changed=278,
+    plumbing=408,
+    changed=279,
     different={
         "Args": "the flags of the details",
         "layer_init": "three ways",

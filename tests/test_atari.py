@@ -751,6 +751,22 @@ def test_log_probability_and_entropy_are_those_of_the_categorical(tiny_atari):
     np.testing.assert_allclose(entropy, -(p * np.log(p)).sum(1), atol=1e-5)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_bf16_casts_the_weights_of_the_rollout_once(shared, run_atari_fast, monkeypatch):
+    """Before it acts, not at each step; a head stays float32."""
+    act, types = ppo.Agent.act, set()
+
+    def watched(agent, *args):
+        networks = [net for net in (agent.network, agent.value_network) if net]
+        types.update((len(networks), p.dtype) for net in networks for p in net.parameters())
+        types.update((0, p.dtype) for p in agent.actor.parameters())
+        return act(agent, *args)
+
+    monkeypatch.setattr(ppo.Agent, "act", watched)
+    run_atari_fast(bf16=True, shared_network=shared, eval_episodes=0)
+    assert types == {(1 if shared else 2, torch.bfloat16), (0, torch.float32)}
+
+
 def test_bf16_stays_inside_the_network(tiny_atari):
     torch.manual_seed(0)
     agent = make_agent(tiny_atari(bf16=True))
@@ -941,6 +957,16 @@ def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari_fast, rec
     assert returns == ppo.evaluate(args, run_dir)
 
 
+@pytest.mark.parametrize("frame_skip", [4, 7, 70])
+def test_films_last_as_long_as_the_game(frame_skip, tiny_atari, tmp_path):
+    """A game has 60 frames a second, a film those that the agent sees."""
+    args = tiny_atari(env_backend="gymnasium", frame_skip=frame_skip)
+    env = ppo.make_env(args, tmp_path)
+    while not isinstance(env, gym.wrappers.RecordVideo):
+        env = env.env
+    assert env.frames_per_sec == pytest.approx(60 / frame_skip)
+
+
 # -- flags --
 @pytest.mark.parametrize(
     "flags, words",
@@ -955,6 +981,8 @@ def test_evaluation_plays_whole_games_unclipped(env_backend, run_atari_fast, rec
         ("--noop-max -1", ["--noop-max (-1)"]),
         ("--max-episode-steps 1000000000", ["--max-episode-steps (1000000000)"]),  # no C int
         ("--frame-stack 0", ["--frame-stack (0)"]),
+        ("--noop-max 10000000000", ["--noop-max (10000000000)"]),
+        ("--env-threads 10000000000", ["--env-threads (10000000000)"]),
         ("--max-episode-steps 0", ["--max-episode-steps (0)"]),
     ],
 )

@@ -410,11 +410,12 @@ def test_checkpoints_are_of_the_first_and_last_iteration_if_the_clock_allows_no_
 
 # -- finished runs --
 @scripts
-def test_a_finished_run_is_refused_and_left_alone(script, finished):
+def test_a_finished_run_is_refused_and_left_alone(script, finished, monkeypatch):
     run_dir = finished(script)
     before = contents(Path())
     assert lacks(message_of(script, "--resume", str(run_dir)), ["--evaluate", str(run_dir)]) == []
     args = script.module.Args(**script.tiny | {"exp_name": "small", "resume": str(run_dir)})
+    monkeypatch.setattr(script.module, "make_envs", None)  # which would make a directory of videos
     with pytest.raises(script.module.UserError, match="is done"):
         script.module.train(args)
     assert contents(Path()) == before
@@ -555,6 +556,7 @@ BAD_FLAGS = {
     ],
     "--gamma 1.5": ["--gamma (1.5)"],
     "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
+    "--clip-coef 1e39": ["--clip-coef (1e+39)"],  # more than a float32 holds
     "--seed 18446744073709551616": ["--seed (18446744073709551616)"],  # torch's seeds have 64 bits
     "--resume nowhere": ["no checkpoint", "nowhere"],
     "--evaluate nowhere": ["no checkpoint", "nowhere"],
@@ -833,13 +835,32 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(script, nth, mo
     assert checkpoint_of(run_dir)["iteration"] == 4
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files")
+@each_text_of("save_checkpoint")
+def test_what_a_checkpoint_says_is_on_the_disk_before_it(script, folder, monkeypatch):
+    """Also after a power cut, which keeps only what was synchronized."""
+    fsync, names = os.fsync, []
+
+    def watched(file):
+        names.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    monkeypatch.setattr(script.module.os, "fsync", watched)
+    result = script.module.train(script.module.Args(**script.tiny | {"total_timesteps": 64}))
+    names = [name for name in names if name in ("episodes.csv", "checkpoint.tmp")]
+    assert names and names == ["episodes.csv", "checkpoint.tmp"] * (len(names) // 2)
+    assert checkpoint_of(Path(result["run_dir"]))["episodes_size"] > 20
+
+
 @each_text_of("check_args", "check_unchanged")
 def test_train_checks_what_it_is_called_with(script, finished):
     """Without a command line too: in a sweep or a notebook."""
     module, run_dir = script.module, finished(script)
     before = contents(Path())
-    wrong = {"gamma": 2.0, "total_timesteps": 1, "num_envs": 0, "resume": str(run_dir)}
-    for name, value in wrong.items():
+    wrong = [("gamma", 2.0), ("total_timesteps", 1), ("num_envs", 0), ("resume", str(run_dir))]
+    wrong += [("total_timesteps", 1e3), ("num_envs", True)]
+    wrong += [("gamma", np.float64(0.9)), ("num_envs", np.int64(2))]  # in no checkpoint
+    for name, value in wrong:
         fields = script.tiny | {name: value, "seed": 3}
         words = "cannot change .*seed" if name == "resume" else f"--{name.replace('_', '-')}"
         with pytest.raises(module.UserError, match=words):

@@ -26,10 +26,11 @@ class Masked(gym.Env):
     `form` is "flat" (one row), "rows" (one for each value of the first component), "idle" (the
     same, nothing valid at every fourth step), "dead end" (nothing of component 1 beside one value
     of component 0), "empty" (no value of component 1 in environment 1), "short" (too small),
-    "missing" (no mask at the third step of environment 1), "late" (none when it is reset) or
-    "stops" (none from the tenth step on). `source` is where it stands: in the "info", in a "dict"
-    of observations, or what a "method" returns, as Python's lists; "list" is one in the info, of a
-    flat mask one for each component.
+    "missing" (no mask at the third step of environment 1), "late" (none when it is reset),
+    "stops" (none from the tenth step on) or "swapped" (a list of the first two components' masks
+    with each other's sizes). `source` is where it stands: in the "info", in a "dict" of
+    observations, in an "array" as attribute, or what a "method" returns, as Python's lists; "list"
+    is one in the info, of a flat mask one for each component.
     """
 
     action_space = gym.spaces.MultiDiscrete([3, 2, 4])
@@ -45,6 +46,8 @@ class Masked(gym.Env):
             self.observation_space = gym.spaces.Dict({"action_mask": mask, "seen": VECTOR})
         if source == "method":
             self.action_masks = lambda: self.mask.tolist()
+        if source == "array":
+            self.action_masks = None
 
     def observe(self):
         rows = self.form in ("rows", "idle", "dead end")
@@ -61,12 +64,16 @@ class Masked(gym.Env):
         obs = self.np_random.normal(size=3).astype(np.float32)
         if self.source == "dict":
             return {"action_mask": self.mask.astype(np.int8), "seen": obs}, {}
-        if self.source == "method" or self.is_missing():
+        if self.source == "array":
+            self.action_masks = self.mask
+        if self.source in ("method", "array") or self.is_missing():
             return obs, {}
         mask = self.mask[:-1] if self.form == "short" else self.mask
         mask = np.int8(mask)
         if self.source == "list":
-            mask = mask.tolist() if rows else np.split(mask, [3, 5])
+            mask = (
+                mask.tolist() if rows else np.split(mask, [2 if self.form == "swapped" else 3, 5])
+            )
         return obs, {"action_mask": mask}
 
     def is_missing(self) -> bool:
@@ -90,8 +97,9 @@ class Masked(gym.Env):
 FORMS = ("flat", "rows", "idle", "empty", "dead end", "short", "missing", "late", "stops")
 for form in FORMS:
     gym.register(f"Masked-{form.replace(' ', '-')}-v0", Masked, kwargs={"form": form})
-gym.register("Masked-short-list-v0", Masked, kwargs={"form": "short", "source": "list"})
-for source in ("dict", "method", "list"):
+for form in ("short", "swapped"):
+    gym.register(f"Masked-{form}-list-v0", Masked, kwargs={"form": form, "source": "list"})
+for source in ("dict", "method", "array", "list"):
     gym.register(f"Masked-{source}-v0", Masked, kwargs={"form": "flat", "source": source})
     gym.register(f"Masked-rows-{source}-v0", Masked, kwargs={"form": "rows", "source": source})
 
@@ -414,7 +422,7 @@ def number_of_invalid(played: list) -> int:
     return invalid
 
 
-SOURCES = ["dict", "method", "list", "rows-dict", "rows-method", "rows-list"]
+SOURCES = ["dict", "method", "array", "list", "rows-dict", "rows-method", "rows-list"]
 
 
 @pytest.mark.parametrize("form", ["flat", "rows", "idle", "dead-end", *SOURCES])
@@ -469,6 +477,7 @@ SENSELESS_MASKS = {
     "empty": ["Masked-empty-v0", "[environment, component] [[1, 1]]"],
     "short": ["Masked-short-v0", "(8,)", "(9,)", "(3, 7)"],
     "short-list": ["Masked-short-list-v0", "(8,)", "(9,)", "(3, 7)"],
+    "swapped-list": ["Masked-swapped-list-v0", "[2, 3, 4]", "[3, 2, 4]"],
     "missing": ["environments [1]", "Masked-missing-v0", "no action mask"],
     "late": ["environments [0, 1]", "Masked-late-v0", "none at the start"],
     "stops": ["environments [0, 1]", "Masked-stops-v0", "no action mask"],
@@ -651,10 +660,10 @@ def test_logits_and_values_are_the_networks_by_hand(kind, shared_network, tiny_m
     torch.testing.assert_close(value, values[:, 0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("low, high", [(0, 255), (-1, 0), (-3, 2), (0, 1), (0, 0)])
+@pytest.mark.parametrize("low, high", [(0, 255), (-1, 0), (-3, 2), (0, 1), (0, 0), (-128, 0)])
 def test_grids_of_any_bounds_are_scaled(low, high, spaces, run_multidiscrete, tiny_multidiscrete):
     """To numbers of at most 1; they train, and losses that are not finite would stop them."""
-    space = gym.spaces.Box(low, high, (5, 7, 2))
+    space = gym.spaces.Box(low, high, (5, 7, 2), np.int8 if low == -128 else np.float32)
     scaled = ppo.ChannelsFirst(space)(torch.full((1, 5, 7, 2), float(low)))
     largest = max(abs(low), abs(high)) or 1
     assert scaled.shape == (1, 2, 5, 7) and (scaled == low / largest).all()

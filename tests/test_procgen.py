@@ -1234,8 +1234,10 @@ def test_rollouts_that_are_not_there_are_named(how, run_procgen_fast):
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-1])
+    before = sorted(run_dir.rglob("*"))
     with pytest.raises(ppg.UserError, match="observations.bin does not hold the rollouts"):
         start_or_resume(run_procgen_fast, run_dir)
+    assert sorted(run_dir.rglob("*")) == before  # no logs of a run that does not begin
 
 
 def test_a_run_that_ended_within_a_phase_is_not_extended(run_procgen_fast):
@@ -1298,6 +1300,7 @@ BAD_FLAGS = {
     "--start-level 2000000000": ["--start-level (2000000000)"],
     "--num-levels 1073741824": ["--num-levels (1073741824)"],  # with such a start no level is left
     "--seed 3000000000": ["--seed (3000000000)"],
+    "--env-threads 2000000000": ["--env-threads (2000000000)"],
     "--num-minibatches 3": ["--num-minibatches (3)", "64 * 256", "16384"],
     "--total-timesteps 16383": ["--total-timesteps (16383)", "16384"],
 }

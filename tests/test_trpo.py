@@ -397,6 +397,14 @@ def test_a_fisher_matrix_of_the_first_steps_alone_is_refused():
     trpo.parse_args("--fisher-every 32 --num-steps 32".split())
 
 
+def test_a_batch_of_one_sample_is_refused():
+    """Its normalized advantage is 0: the policy would never move."""
+    flags = "--num-envs 1 --num-minibatches 1 --fisher-every 1 --num-steps"
+    with pytest.raises(trpo.UserError, match=r"\(1 \* 1 = 1\) must be more than 1"):
+        trpo.parse_args([*flags.split(), "1"])
+    trpo.parse_args([*flags.split(), "2"])
+
+
 @pytest.mark.parametrize("flag", ["--target-kl 0.1", "--vf-coef 0.5", "--shared-network"])
 def test_flags_without_a_meaning_are_gone(flag, capsys):
     with pytest.raises(SystemExit) as stop:
