@@ -699,7 +699,7 @@ def check_args(args: Args) -> None:
         if type(value) in (int, float):
             highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
             highest |= {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            high = highest.get(name, 1e30)
+            high = highest.get(name, 1e38)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")

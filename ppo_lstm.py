@@ -688,7 +688,7 @@ def check_args(args: Args) -> None:
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
             highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # product: an int of C
             highest |= dict.fromkeys(["noop_max", "env_threads", "frame_stack"], 10**6)
-            high = highest.get(name, 1e30)
+            high = highest.get(name, 1e38)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")

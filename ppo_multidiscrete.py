@@ -560,7 +560,7 @@ def check_args(args: Args) -> None:
         types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e30)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")

@@ -593,7 +593,7 @@ def check_args(args: Args) -> None:
         types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e30)
+            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)
             low = -high if name == "init_log_std" else 0
             above = "at least" if name in may_be_0 else "greater than"
             fits = low <= value <= high and (value or name in may_be_0)

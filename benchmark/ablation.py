@@ -1,14 +1,13 @@
 """What each detail is worth: tables of results/ablation_study, ablation_details and variants."""
 
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pandas as pd
 from recipes import HERE, environments_of, read_recipes, recipes_of
-from results import groups_of, read_runs
+from results import check_budgets, groups_of, read_runs
 from stats import FEWEST, difference, improvement, improvement_interval, relative_difference
 from tables import cell_of, mean_cell, number, seeds_cell, setups, table
 
@@ -187,15 +186,6 @@ def id_and_text(label: str) -> tuple[str, str]:
     return detail or "", text
 
 
-def check_budgets(runs: pd.DataFrame, experiments: list[str], envs: list[str]) -> None:
-    """All runs that a table compares have the same number of steps."""
-    shown = runs[runs["exp"].isin(experiments) & runs["env"].isin(envs)] if len(runs) else runs
-    for env, of_env in groups_of(shown, "env"):
-        if of_env["total_timesteps"].nunique() > 1:
-            names = ", ".join(of_env.groupby("total_timesteps")["exp"].first())
-            sys.exit(f"error: runs on {env} in {of_env['folder'].iloc[0]} differ in steps: {names}")
-
-
 def change_rows(rows: pd.DataFrame, returns: dict) -> tuple[list[str], list[list[str]]]:
     """Environments, and id, change, seeds and a cell for each environment of every row."""
     baseline, recipes = rows.iloc[0], read_recipes()
@@ -228,9 +218,9 @@ def without_runs(cells: list[list[str]]) -> tuple[list[list[str]], str]:
     return [row for row in cells if row not in missing], f"No runs yet: {names}." if names else ""
 
 
-def details_section() -> str:
+def details_section(folder: str = DETAILS) -> str:
     """A table for each script that has runs."""
-    returns = returns_of(DETAILS)
+    returns = returns_of(folder)
     if not returns:
         return NONE
     parts = []
@@ -244,7 +234,7 @@ def details_section() -> str:
         steps = f"{int(rows['steps'].iloc[0]):,} steps"
         text = table(["id", "change", "seeds", *envs], ran, left=2)
         parts += [f"{title}, {steps}:", text, *filter(None, [missing])]
-    return "\n\n".join([*parts, DIFFERENCE_RULE, ran_on(DETAILS)])
+    return "\n\n".join([*parts, DIFFERENCE_RULE, ran_on(folder)])
 
 
 @dataclass
@@ -307,9 +297,9 @@ def improvement_cell(olds: list[np.ndarray], news: list[np.ndarray]) -> str:
     return cell_of(*improvement_interval(new, old))
 
 
-def variants_section() -> str:
+def variants_section(folder: str = VARIANTS) -> str:
     """The baseline, then a row for each patch."""
-    recipes, returns = read_recipes(), returns_of(VARIANTS)
+    recipes, returns = read_recipes(), returns_of(folder)
     rows = recipes[recipes["folder"] == VARIANTS]
     envs, cells = change_rows(rows, returns)
     baseline = rows["experiment"].iloc[0]
@@ -324,5 +314,5 @@ def variants_section() -> str:
     if not ran:
         return missing
     rule = f"{DIFFERENCE_RULE} {IMPROVEMENT_RULE}"
-    parts = [table(head, ran, left=2), missing, rule, ran_on(VARIANTS)]
+    parts = [table(head, ran, left=2), missing, rule, ran_on(folder)]
     return "\n\n".join(filter(None, parts))

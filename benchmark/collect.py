@@ -147,7 +147,10 @@ def collect(run_dir: Path, suite: str | None = None, has_diverged: bool = False)
         sys.exit(f"error: {path} holds another run than {run_dir}; delete it to replace it")
     folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # a power cut leaves a whole file, or none
     temporary.replace(path)
     after = f"after {facts['seconds']:.0f} s"
     print(f"done {path.relative_to(RESULTS)}: return {facts['final_return']:.1f} {after}")

@@ -34,7 +34,7 @@ from ablation import (
     variants_section,
 )
 from provenance import refresh
-from recipes import HERE, SCRIPTS
+from recipes import HERE, SCRIPTS, without_suffix
 from results import RESULTS, folders
 from scripts import all_flags, flags_table, patches_table, where_table
 from selection import FOLDER as SELECTION
@@ -62,7 +62,10 @@ def documents() -> list[Path]:
 
 def sections() -> dict[str, Callable[[], str]]:
     """What makes each block, but for what has no results."""
-    made = {name: partial(folder_section, name) for name in folders() if name != "start"}
+    special = {DETAILS: details_section, VARIANTS: variants_section}  # with any SUFFIX
+    made = {}
+    for name in set(folders()) - {"start"}:
+        made[name] = partial(special.get(without_suffix(name), folder_section), name)
     if "start" in folders():
         made["start"] = start_section
     if FOLDER in folders():
@@ -76,7 +79,7 @@ def sections() -> dict[str, Callable[[], str]]:
         made["equal"] = equal_section
     if FLAGS_ALONE in folders():
         made[FLAGS_ALONE] = flags_section
-    made |= {STUDY: study_section, DETAILS: details_section, VARIANTS: variants_section}
+    made |= special | {STUDY: study_section}
     made |= {"effects": effects_section, SELECTION: selection_section}
     made |= {RESULTS_FOLDER: results_section}
     made["flags"] = all_flags

@@ -46,6 +46,9 @@ def read_runs(folder: str) -> pd.DataFrame:
     rows = []
     for path in sorted((RESULTS / folder).glob("*/*.csv")):
         facts = read_facts(path)
+        env = facts["env"].replace("/", "-").replace(":", "-")
+        if path.parts[-2:] != (env, f"{facts['exp']}__{facts['seed']}.csv"):
+            sys.exit(f"error: {path} is a copy, or has another name than its run")
         numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
         numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))  # newer
         numbers["diverged"] = "diverged" in facts
@@ -68,13 +71,23 @@ def read_runs(folder: str) -> pd.DataFrame:
 
 def differing(runs: pd.DataFrame) -> list[str]:
     """What should be the same in all runs of an experiment and, as their files say, is not."""
-    found = [] if runs["total_timesteps"].nunique() == 1 else ["total_timesteps"]
+    names = [name for name in ("total_timesteps", "script", "patch") if name in runs]
+    found = [name for name in names if runs[name].nunique(dropna=False) > 1]
     stored = [json.loads(args) for args in runs.get("args", pd.Series()).dropna()]
     for name in sorted({name for args in stored for name in args} - have.FREE - {"seed"}):
         values = {json.dumps(args[name]) for args in stored if name in args}
         if len(values) > 1 and name not in found:
             found.append(name)
     return found
+
+
+def check_budgets(runs: pd.DataFrame, experiments: list[str], envs: list[str]) -> None:
+    """All runs that a table compares have the same number of steps."""
+    shown = runs[runs["exp"].isin(experiments) & runs["env"].isin(envs)] if len(runs) else runs
+    for env, of_env in groups_of(shown, "env"):
+        if of_env["total_timesteps"].nunique() > 1:
+            names = ", ".join(of_env.groupby("total_timesteps")["exp"].first())
+            sys.exit(f"error: runs on {env} in {of_env['folder'].iloc[0]} differ in steps: {names}")
 
 
 def place(name: str, known: list[str]) -> int:

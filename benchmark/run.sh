@@ -11,7 +11,9 @@
 #   GPUS     GPUs of this machine, such as "0 1 2 3": the runs side by side have one each
 #   TASK     number of a run of the plan, from 0: only that one, see slurm.sbatch
 export SUITE SCRIPT STEPS FLAGS=${FLAGS:-} PYTHON=${PYTHON:-uv run python} DRY_RUN=
+PROCESSES= PLANNED=0 # of torchrun in a recipe; runs of the plans before this one
 FAILED= # set by a run that has no result; the others go on
+FOUND= # set where a plan has TASK
 [[ " $* " != *" --dry-run "* ]] || DRY_RUN=yes WORKERS=1
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) || { echo "error: the suites need bash 4.4 and GNU's tools" >&2 && exit 2; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -118,18 +120,26 @@ check_flags() { # SCRIPT...: FLAGS may not change what is learned: the results w
 }
 
 finish() { # the end of a suite
+    [[ ! ${TASK:-} || $FOUND ]] || { echo "error: no run has the number TASK ($TASK)" >&2 && exit 2; }
     [[ ! $FAILED ]] || exit 1
 }
 
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
-    local plan runs seed line group status=0 first=${PLANNED:-0}
+    local plan runs seed line group status=0 first=$PLANNED folders odd=$'[^[:alnum:]\n _./:=,+-]'
+    folders=,$(cut -d, -f3 benchmark/recipes.csv | paste -sd,),mujoco_selection,selection_results,
+    [[ ! ${SUFFIX:-} || $folders != *",$SUITE$SUFFIX,"* ]] || {
+        echo "error: SUFFIX ($SUFFIX): $SUITE$SUFFIX holds the runs of another recipe" >&2
+        exit 2
+    }
     [[ ! " $SEEDS" =~ [^0-9\ ]|\ 0[0-9] ]] || { echo "error: SEEDS ($SEEDS) are numbers such as 1 2 10" >&2 && exit 2; }
     export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
+    [[ ! $plan =~ $odd ]] || { echo "error: no ${BASH_REMATCH[0]} in flags, environments and names of scripts here" >&2 && exit 2; }
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done | awk '!seen[$0]++')
     RUNS=$(wc -l <<< "$runs") PLANNED=$((first + RUNS)) # a suite may have several plans
     if [[ ${TASK:-} ]]; then
         ((first <= TASK && TASK < PLANNED)) || return 0
+        FOUND=yes
         runs=$(sed -n "$((TASK - first + 1))p" <<< "$runs") RUNS=1
     fi
     WORKERS=${WORKERS:-2} ENDED=$(mktemp)

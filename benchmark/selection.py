@@ -13,9 +13,11 @@ docs/selection.md has the plan, which was fixed before the first run.
 import os
 import sys
 
+import have
 import numpy as np
 import pandas as pd
 from ablation import VARIANTS, returns_of
+from patches import script_of
 from provenance import labels
 from recipes import HERE, environments_of, read_recipes, recipes_of
 from results import RESULTS, groups_of, read_facts, read_runs
@@ -24,6 +26,7 @@ from tables import cell_of, mean_cell, setups, table
 
 FOLDER, RESULTS_FOLDER = "selection", "selection_results"
 AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
+STEPS = 1_000_000
 ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
 RESULT_AIMS = AIMS | {"Humanoid-v4": 1030}
 BESIDE = ["strong", "ppo_continuous_mujoco", "no_bootstrap"]  # recipes of mujoco.sh
@@ -59,13 +62,20 @@ def seeds_until(number_of_rounds: int) -> list[str]:
 
 
 def shares(candidate: str, seeds: list[str]) -> np.ndarray:
-    """(seeds, environments): final return / aim; not a number where there is no run."""
-    folder = RESULTS / (FOLDER + os.environ.get("SUFFIX", ""))
+    """(seeds, environments): final return / aim; not a number where there is no run.
+
+    A run that is not of the plan, or of a patch that says something else by now, is an error.
+    """
+    row = candidates().loc[candidate]
+    script = script_of(row["script"])
     found = np.full((len(seeds), len(AIMS)), np.nan)
     for i, seed in enumerate(seeds):
         for k, (env, aim) in enumerate(AIMS.items()):
-            path = folder / env / f"{candidate}__{seed}.csv"
+            path = RESULTS / FOLDER / env / f"{candidate}__{seed}.csv"
             if path.exists():
+                run = f"--env-id {env} --seed {seed} --total-timesteps {STEPS} {row['flags']}"
+                if other := have.differences(path, script, run.split()):
+                    raise ValueError(f"{path} is no run of the plan: {', '.join(other)}")
                 found[i, k] = float(read_facts(path)["final_return"]) / aim
     return found
 
@@ -180,6 +190,7 @@ def results_section() -> str:
 
 if __name__ == "__main__":
     what = sys.argv[1]
+    FOLDER += os.environ.get("SUFFIX", "")
     try:
         if what == "newcomers":
             print(", ".join(newcomers()) or "none")

@@ -10,7 +10,7 @@ source "$(dirname "$0")/run.sh"
 rounds=(1 2 3) SUITE=selection
 [[ ${1:-} != results ]] || { rounds=(known unseen) SUITE=selection_results && shift; }
 [[ ! ${1:-} || ${1:-} == --dry-run ]] || { echo "usage: bash benchmark/selection.sh [results] [--dry-run]" >&2 && exit 2; }
-[[ ! ${STEPS:-} ]] || { echo "error: no STEPS here: the plan has 1M" >&2 && exit 2; }
+[[ ! ${ENVS:-}${SEEDS:-}${STEPS:-} ]] || { echo "error: no ENVS, SEEDS and STEPS here: the plan has them" >&2 && exit 2; }
 read -ra python <<< "$PYTHON"
 STEPS=1000000
 check_flags ppo_continuous_mujoco.py

@@ -11,7 +11,16 @@ import pandas as pd
 from patches import script_of
 from provenance import labels, unknown_commits
 from recipes import ABLATION, HERE, SCRIPTS, environments_of, flags_of_run, read_recipes, recipes_of
-from results import RESULTS, groups_of, peers, published, read_curve, read_facts, read_runs
+from results import (
+    RESULTS,
+    check_budgets,
+    groups_of,
+    peers,
+    published,
+    read_curve,
+    read_facts,
+    read_runs,
+)
 from stats import (
     FEWEST,
     improvement_interval,
@@ -194,6 +203,7 @@ def ablation_table(runs: pd.DataFrame) -> str:
 def summary_section(folder: str = "mujoco") -> str:
     """One row for each environment: every recipe's mean, and what CleanRL has published."""
     runs = read_runs(folder)
+    check_budgets(runs, list(runs["exp"]), list(runs["env"]))
     runs = runs[~runs["exp"].str.startswith(ABLATION)]
     labels_of = dict(zip(runs["exp"], runs["label"]))
     exps = [exp for exp, _ in groups_of(runs, "exp")]
@@ -276,6 +286,7 @@ def most_first(item: tuple) -> tuple:
 def folder_section(folder: str) -> str:
     """The tables of a folder of results, what its runs ran on, and its figure."""
     runs = read_runs(folder)
+    check_budgets(runs, list(runs["exp"]), list(runs["env"]))
     parts = [returns_table(folder, runs), aggregate_section(folder, runs)]
     if ablation := ablation_table(runs):
         parts += ["The strong recipe, and with one of its flags undone:", ablation]

@@ -66,7 +66,9 @@ def whole_runs(facts: dict) -> str:
         if path.parts[-3] == "compare":
             continue
         run = read_facts(path)
-        if run["script"] != Path(script).stem or run["total_timesteps"] != str(MILLION):
+        if "diverged" in run or run["script"] != Path(script).stem:
+            continue
+        if run["total_timesteps"] != str(MILLION):
             continue
         if same_work(asked, stored_args(path, script)):
             minutes.append(float(run["seconds"]) / 60)

@@ -16,4 +16,4 @@ else
 fi
 run_in_turns variant "${recipes[@]}"
 read -ra python <<< "$PYTHON"
-[[ $DRY_RUN || ${SUFFIX:-} ]] || "${python[@]}" benchmark/report.py --only variants
+[[ $DRY_RUN ]] || "${python[@]}" benchmark/report.py --only "variants${SUFFIX:-}"

@@ -1,6 +1,7 @@
 """The tables of what each detail is worth, from results files that are made up."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,35 @@ def test_runs_that_cannot_be_compared_are_refused(put):
         put("variants", "Hopper-v4", exp, [1], total_timesteps=steps)
     with pytest.raises(SystemExit, match="Hopper-v4 in variants differ in steps: baseline, spo$"):
         ablation.variants_section()
+
+
+@pytest.mark.parametrize("name", ["script", "patch", ""])
+def test_seeds_of_another_script_or_patch_are_refused(name, put):
+    facts = {"script": "ppo_continuous_mujoco", "patch": "012"}
+    put("variants", "Hopper-v4", "spo", [1, 2], **facts)
+    put("variants", "Hopper-v4", "spo", [3], **facts | ({name: "another"} if name else {}))
+    if not name:
+        assert len(results.read_runs("variants")) == 2
+        return
+    with pytest.raises(SystemExit, match=f"seeds of spo on Hopper-v4 .* differ in {name}$"):
+        results.read_runs("variants")
+
+
+def test_a_copy_of_a_results_file_is_refused(put):
+    """It would count as one more seed."""
+    put("variants", "Hopper-v4", "spo", [1, 2])
+    folder = results.RESULTS / "variants" / "Hopper-v4"
+    shutil.copy(folder / "spo__2.csv", folder / "spo__2 (copy).csv")
+    with pytest.raises(SystemExit, match="is a copy, or has another name than its run"):
+        results.read_runs("variants")
+
+
+def test_recipes_with_other_steps_do_not_stand_in_a_table(put):
+    put("mujoco_mine", "Hopper-v4", "strong", [1, 2], total_timesteps=20)
+    put("mujoco_mine", "Hopper-v4", "ppo_continuous_mujoco", [1, 2], total_timesteps=10)
+    for section in (tables.folder_section, tables.summary_section):
+        with pytest.raises(SystemExit, match="Hopper-v4 in mujoco_mine differ in steps"):
+            section("mujoco_mine")
 
 
 def test_diverged_runs_are_named(put):

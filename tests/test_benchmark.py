@@ -422,7 +422,7 @@ def test_a_word_too_many_starts_nothing(copy):
         command = ["benchmark/compare.sh", "ppo.py", "ppo_atari.py", *flag.split()]
         assert "SEEDS, ENVS and STEPS" in output_of(suite(copy, *command), code=2)
     output = output_of(suite(copy, "benchmark/selection.sh", STEPS="9"), code=2)
-    assert output == "error: no STEPS here: the plan has 1M\n"
+    assert output == "error: no ENVS, SEEDS and STEPS here: the plan has them\n"
 
 
 def test_a_patch_that_does_not_fit_stops_a_suite_before_its_first_run(copy):
@@ -730,6 +730,37 @@ def test_every_command_of_a_suite_is_valid(name, recipe, copy, monkeypatch):
     assert had >= RESULTS.get((name, recipe), 0)
 
 
+REFUSED = {  # command -> variables, words of the error
+    "atari.sh": ({"SUFFIX": "_1M"}, "atari_1M holds the runs of another recipe"),
+    "mujoco.sh": ({"SUFFIX": "_selection"}, "mujoco_selection holds"),
+    "selection.sh": ({"SUFFIX": "_results"}, "selection_results holds"),
+    "selection.sh results": ({"SEEDS": "7"}, "no ENVS, SEEDS and STEPS here"),
+    "classic.sh": ({"TASK": "99"}, "no run has the number TASK (99)"),
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_would_go_wrong_unnoticed_is_refused(command, copy):
+    variables, words = REFUSED[command]
+    command = f"benchmark/{command} --dry-run".split()
+    assert words in output_of(suite(copy, *command, **variables), code=2)
+
+
+@pytest.mark.parametrize("name", ["it's", "READ*", "a\\b"])
+def test_what_xargs_would_change_is_refused(name, copy):
+    (copy / "mine.py").write_text((copy / "ppo.py").read_text() + "\n")
+    command = ["benchmark/compare.sh", "ppo.py", "mine.py", "--dry-run", "--wandb-entity"]
+    (odd,) = set(name) & set("'*\\")
+    assert f"no {odd} in flags" in output_of(suite(copy, *command, name), code=2)
+
+
+def test_variables_of_its_own_that_a_suite_finds_are_not_taken(copy):
+    """Of a shell in which one of its functions was called, say."""
+    there = {"PROCESSES": "2", "PLANNED": "3", "TASK": "0"}
+    plain = output_of(suite(copy, "benchmark/classic.sh", "--dry-run", TASK="0"))
+    assert output_of(suite(copy, "benchmark/classic.sh", "--dry-run", **there)) == plain != ""
+
+
 def test_unknown_recipes_are_refused(copy):
     for name in recipes.suites():
         assert "usage: " in output_of(suite(copy, f"benchmark/{name}.sh", "nonsense"), code=2)
@@ -1015,8 +1046,18 @@ def test_intervals_of_aggregates_draw_seeds_of_each_task():
     assert (low, high) == pytest.approx(tuple(expected), rel=0.01)
     wide = [[{"mean": 5.0, "std": 3.0, "seeds": 3}]] * 3
     assert stats.normalized(x, wide)[0] == value and stats.normalized(x, wide)[2] > high
-    better, low, high = stats.improvement_interval(x + 1, x)
-    assert 0.5 < low < better < high <= 1
+    wide = [[{"mean": 5.0, "std": 0.9, "seeds": 3}]] * 3  # the mean of three seeds is surer
+    divisors = np.random.default_rng(2).normal(5.0, 0.9 / 3**0.5, (stats.RESAMPLES, 1, 3))
+    expected = np.quantile(stats.interquartile_mean(draws / divisors), [0.025, 0.975])
+    assert stats.normalized(x, wide)[1:] == pytest.approx(tuple(expected), rel=0.02)
+    for level in (0.95, 0.99):
+        new, old = (
+            stats.resample(y, np.random.default_rng(3 + i)) for i, y in enumerate((x + 1, x))
+        )
+        expected = np.quantile(stats.improvement(new, old), [(1 - level) / 2, (1 + level) / 2])
+        better, low, high = stats.improvement_interval(x + 1, x, level)
+        assert better == stats.improvement(x + 1, x) and 0.5 < low < better < high <= 1
+        assert (low, high) == pytest.approx(tuple(expected), abs=0.014)  # a pair of 75
 
 
 def test_published_figures_are_pooled_with_their_spread():
@@ -1136,7 +1177,8 @@ def test_one_block_can_be_made_alone(copy):
     how = {"cwd": copy, "capture_output": True, "text": True}
     printed = subprocess.run(command, **how)
     assert printed.returncode == 0 and printed.stdout.count("## ") == 1
-    assert subprocess.run([*command, "--check"], **how).returncode in (0, 1)
+    stale = subprocess.run([*command, "--check"], **how)
+    assert stale.returncode == 1 and "is not what" in stale.stderr
     assert subprocess.run([*command, "--write"], **how).returncode == 0
     assert [path.name for path in copy.glob("benchmark/figures/*")] == ["lstm_patch.png"]
     assert subprocess.run([*command, "--check"], **how).returncode == 0
