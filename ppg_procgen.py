@@ -421,7 +421,8 @@ def train(args: Args) -> dict:
         carried = (x.numpy() for x in process["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
-    make_obs_file(local_args, obs_file, (start_iteration - 1) % args.n_iteration)
+    place = (start_iteration - 1) % args.n_iteration  # in a policy phase
+    all_gather(make_obs_file(local_args, obs_file, place))  # if one fails, nothing is logged
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once

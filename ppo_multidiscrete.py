@@ -636,9 +636,10 @@ class MaskInInfos(gym.Wrapper):
         sizes = list(map(np.size, mask)) if isinstance(mask, (list, tuple)) else self.sizes_of_rows
         if sizes != self.sizes_of_rows:  # one for each component, or flat
             mask = np.hstack(mask)
-            other = sum(sizes) == sum(self.nvec) and sizes != self.nvec and max(sizes) > 1
-            rows = f"rows of {sizes} for components of {self.nvec} choices"
-            require(not other, f"{self.spec.id}: an action mask has {rows}")
+            ends, starts = np.cumsum(sizes), np.cumsum(self.nvec)  # of the next part or component
+            other = ends[-1] == starts[-1] and max(sizes) > 1 and not {*ends} <= {*starts}
+            parts = f"parts of {sizes} for components of {self.nvec} choices"
+            require(not other, f"{self.unwrapped}: an action mask has {parts}")
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 
     def reset(self, *, seed=None, options=None):

@@ -601,7 +601,8 @@ def check_args(args: Args) -> None:
     batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
-    require(args.batch_size > 1, f"{batch} must be more than 1: a single advantage is 0")
+    alone = args.norm_adv and args.batch_size == 1
+    require(not alone, f"{batch}: a batch of one sample needs --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     every = f"--fisher-every ({args.fisher_every})"
     require(args.fisher_every <= args.num_steps, f"{every} is more than --num-steps")

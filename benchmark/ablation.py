@@ -186,15 +186,15 @@ def id_and_text(label: str) -> tuple[str, str]:
     return detail or "", text
 
 
-def change_rows(rows: pd.DataFrame, returns: dict) -> tuple[list[str], list[list[str]]]:
+def change_rows(rows: pd.DataFrame, folder: str) -> tuple[list[str], list[list[str]]]:
     """Environments, and id, change, seeds and a cell for each environment of every row."""
-    baseline, recipes = rows.iloc[0], read_recipes()
+    baseline, recipes, returns = rows.iloc[0], read_recipes(), returns_of(folder)
     mine, cells = environments_in(rows), []
     if "only" not in baseline["environments"]:  # others that ENVS asked for
         known = environments_in(recipes[recipes["folder"] == baseline["folder"]])
         names = set(rows["experiment"])
         mine += sorted({env for exp, env in returns if exp in names} - set(known))
-    runs = read_runs(baseline["folder"])
+    runs = read_runs(folder)
     check_budgets(runs, list(rows["experiment"]), mine)
     for i, (_, row) in enumerate(rows.iterrows()):
         pairs = [(returns.get((baseline["experiment"], e)), (row["experiment"], e)) for e in mine]
@@ -220,18 +220,19 @@ def without_runs(cells: list[list[str]]) -> tuple[list[list[str]], str]:
 
 def details_section(folder: str = DETAILS) -> str:
     """A table for each script that has runs."""
-    returns = returns_of(folder)
-    if not returns:
+    runs = read_runs(folder)
+    if runs.empty:
         return NONE
     parts = []
     for recipe, title in TITLES.items():
         rows = details_of(recipe)
-        envs, cells = change_rows(rows, returns)
+        envs, cells = change_rows(rows, folder)
         ran, missing = without_runs(cells)
         if not ran:
             parts.append(f"{title}: no runs yet.")
             continue
-        steps = f"{int(rows['steps'].iloc[0]):,} steps"
+        of_rows = runs[runs["exp"].isin(rows["experiment"]) & runs["env"].isin(envs)]
+        steps = " or ".join(f"{n:,}" for n in of_rows["total_timesteps"].unique()) + " steps"
         text = table(["id", "change", "seeds", *envs], ran, left=2)
         parts += [f"{title}, {steps}:", text, *filter(None, [missing])]
     return "\n\n".join([*parts, DIFFERENCE_RULE, ran_on(folder)])
@@ -301,7 +302,7 @@ def variants_section(folder: str = VARIANTS) -> str:
     """The baseline, then a row for each patch."""
     recipes, returns = read_recipes(), returns_of(folder)
     rows = recipes[recipes["folder"] == VARIANTS]
-    envs, cells = change_rows(rows, returns)
+    envs, cells = change_rows(rows, folder)
     baseline = rows["experiment"].iloc[0]
     for (_, row), cell in zip(rows.iterrows(), cells):
         exp = row["experiment"]

@@ -24,6 +24,7 @@ for script in "${scripts[@]}"; do
     names+=("$(basename "$script" .py)-${digest:0:8}")
 done
 [[ ${names[0]} != "${names[1]}" ]] || { echo "error: $1 and $2 are the same" >&2; exit 2; }
+check_words "$ENVS ${names[*]} ${flags[*]}"
 for i in 0 1; do
     SCRIPT=${scripts[i]}
     run_plan < <(for env in $ENVS; do echo "$env ${names[i]} ${flags[*]}"; done)

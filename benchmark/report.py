@@ -64,7 +64,7 @@ def sections() -> dict[str, Callable[[], str]]:
     """What makes each block, but for what has no results."""
     special = {DETAILS: details_section, VARIANTS: variants_section}  # with any SUFFIX
     made = {}
-    for name in set(folders()) - {"start"}:
+    for name in sorted({*folders()} - {"start"}):
         made[name] = partial(special.get(without_suffix(name), folder_section), name)
     if "start" in folders():
         made["start"] = start_section

@@ -119,22 +119,26 @@ check_flags() { # SCRIPT...: FLAGS may not change what is learned: the results w
     done
 }
 
+check_words() { # TEXT: no plan may have what xargs or the shell changes
+    local odd=$'[\'"\\\\*?[\t]'
+    [[ ! $1 =~ $odd ]] || { echo "error: no ${BASH_REMATCH[0]} in flags, environments and names of scripts here" >&2 && exit 2; }
+}
+
 finish() { # the end of a suite
     [[ ! ${TASK:-} || $FOUND ]] || { echo "error: no run has the number TASK ($TASK)" >&2 && exit 2; }
     [[ ! $FAILED ]] || exit 1
 }
 
 run_plan() { # the plan on stdin: all of it with the first seed, then with the next
-    local plan runs seed line group status=0 first=$PLANNED folders odd=$'[^[:alnum:]\n _./:=,+-]'
-    folders=,$(cut -d, -f3 benchmark/recipes.csv | paste -sd,),mujoco_selection,selection_results,
-    [[ ! ${SUFFIX:-} || $folders != *",$SUITE$SUFFIX,"* ]] || {
-        echo "error: SUFFIX ($SUFFIX): $SUITE$SUFFIX holds the runs of another recipe" >&2
-        exit 2
-    }
+    local plan runs seed line group status=0 first=$PLANNED folder
+    for folder in $(cut -d, -f3 benchmark/recipes.csv) mujoco_selection selection_results ablation_study_flags; do
+        [[ ! ${SUFFIX:-} || $SUITE$SUFFIX != "$folder"* || ${#folder} -le ${#SUITE} ]] ||
+            { echo "error: SUFFIX ($SUFFIX): the runs of another recipe are in $folder" >&2 && exit 2; }
+    done
     [[ ! " $SEEDS" =~ [^0-9\ ]|\ 0[0-9] ]] || { echo "error: SEEDS ($SEEDS) are numbers such as 1 2 10" >&2 && exit 2; }
     export OMP_NUM_THREADS=${THREADS:=1} OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
     plan=$(cat)
-    [[ ! $plan =~ $odd ]] || { echo "error: no ${BASH_REMATCH[0]} in flags, environments and names of scripts here" >&2 && exit 2; }
+    check_words "$plan"
     runs=$(for seed in $SEEDS; do while read -r line; do echo "$seed $line"; done <<< "$plan"; done | awk '!seen[$0]++')
     RUNS=$(wc -l <<< "$runs") PLANNED=$((first + RUNS)) # a suite may have several plans
     if [[ ${TASK:-} ]]; then

@@ -25,8 +25,11 @@ from stats import improvement_interval
 from tables import cell_of, mean_cell, setups, table
 
 FOLDER, RESULTS_FOLDER = "selection", "selection_results"
+FLAGS = ""  # for every run, beside a SUFFIX
 AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
 STEPS = 1_000_000
+STRONG = "--num-envs 64 --num-steps 32 --no-clip-vloss --init-log-std -0.5 --no-norm-adv"
+STRONG += " --vf-coef 0.25 --scale-actions"  # when the plan was made
 ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
 RESULT_AIMS = AIMS | {"Humanoid-v4": 1030}
 BESIDE = ["strong", "ppo_continuous_mujoco", "no_bootstrap"]  # recipes of mujoco.sh
@@ -42,9 +45,7 @@ FINAL = {  # seeds and environments of the results
 def candidates() -> pd.DataFrame:
     """selection.csv by candidate, with all flags."""
     rows = pd.read_csv(HERE / "selection.csv", dtype=str, keep_default_na=False)
-    recipes = read_recipes().set_index("experiment")
-    strong = options(recipes["flags"]["strong"])
-    rows["flags"] = [words(strong | options(flags)) for flags in rows["flags"]]
+    rows["flags"] = [words(options(STRONG) | options(flags)) for flags in rows["flags"]]
     return rows.set_index("candidate")
 
 
@@ -67,14 +68,15 @@ def shares(candidate: str, seeds: list[str]) -> np.ndarray:
     A run that is not of the plan, or of a patch that says something else by now, is an error.
     """
     row = candidates().loc[candidate]
-    script = script_of(row["script"])
     found = np.full((len(seeds), len(AIMS)), np.nan)
     for i, seed in enumerate(seeds):
         for k, (env, aim) in enumerate(AIMS.items()):
             path = RESULTS / FOLDER / env / f"{candidate}__{seed}.csv"
             if path.exists():
-                run = f"--env-id {env} --seed {seed} --total-timesteps {STEPS} {row['flags']}"
-                if other := have.differences(path, script, run.split()):
+                run = (
+                    f"--env-id {env} --seed {seed} --total-timesteps {STEPS} {row['flags']} {FLAGS}"
+                )
+                if other := have.differences(path, script_of(row["script"]), run.split()):
                     raise ValueError(f"{path} is no run of the plan: {', '.join(other)}")
                 found[i, k] = float(read_facts(path)["final_return"]) / aim
     return found
@@ -98,9 +100,9 @@ def left(rounds: int) -> list[str]:
 
 def plan(round_: int) -> str:
     """What run.sh runs."""
-    rows, lines = candidates(), [ROUNDS[round_ - 1][0]]
+    rows, names, lines = candidates(), left(round_ - 1), [ROUNDS[round_ - 1][0]]
     for env in AIMS:
-        for name in left(round_ - 1):
+        for name in names:
             row = rows.loc[name]
             lines.append(f"{row['script']} {env} {name} {row['flags']}")
     return "\n".join(lines)
@@ -137,7 +139,10 @@ def selection_section() -> str:
     head = ["candidate", "what", "rounds", *AIMS, "mean share of the aims"]
     rows = []
     for name, row in candidates().iterrows():
-        found = shares(name, seeds_until(len(ROUNDS)))
+        try:
+            found = shares(name, seeds_until(len(ROUNDS)))
+        except ValueError as error:
+            sys.exit(f"error: {error}")
         found = found[~np.isnan(found).any(axis=1)]
         if len(found):
             rounds = sum(len(found) >= len(seeds_until(n + 1)) for n in range(len(ROUNDS)))
@@ -191,6 +196,7 @@ def results_section() -> str:
 if __name__ == "__main__":
     what = sys.argv[1]
     FOLDER += os.environ.get("SUFFIX", "")
+    FLAGS = os.environ.get("FLAGS", "")
     try:
         if what == "newcomers":
             print(", ".join(newcomers()) or "none")

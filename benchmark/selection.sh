@@ -15,7 +15,7 @@ read -ra python <<< "$PYTHON"
 STEPS=1000000
 check_flags ppo_continuous_mujoco.py
 for round in "${rounds[@]}"; do
-    plan=$("${python[@]}" benchmark/selection.py "$round") || { [[ $DRY_RUN || ${TASK:-} ]] && break; exit 1; } # the last one is not complete
+    plan=$("${python[@]}" benchmark/selection.py "$round") || { [[ $DRY_RUN && ! ${TASK:-} ]] && break; exit 1; } # the last one is not complete
     SEEDS=$(head -n 1 <<< "$plan")
     run_scripts "$(tail -n +2 <<< "$plan")"
     [[ ! $FAILED ]] || break # a run of another plan may lie where its result belongs

@@ -89,6 +89,14 @@ def test_runs_that_cannot_be_compared_are_refused(put):
         put("variants", "Hopper-v4", exp, [1], total_timesteps=steps)
     with pytest.raises(SystemExit, match="Hopper-v4 in variants differ in steps: baseline, spo$"):
         ablation.variants_section()
+    put("variants_mine", "Hopper-v4", "baseline", [1])  # a folder of its own, with other steps
+    put("variants_mine", "Hopper-v4", "spo", [1], diverged="losses not finite after 9 steps")
+    assert rows_of(ablation.variants_section("variants_mine"))["`spo`"][1] == "1, 1 diverged"
+    put("ablation_details_mine", "Hopper-v4", "published", [1], total_timesteps=2000)
+    put("ablation_details_mine", "Hopper-v4", "relu", [1], total_timesteps=2000)
+    assert "`ppo_continuous_mujoco.py`, 2,000 steps:" in ablation.details_section(
+        "ablation_details_mine"
+    )
 
 
 @pytest.mark.parametrize("name", ["script", "patch", ""])

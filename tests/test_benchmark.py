@@ -731,9 +731,10 @@ def test_every_command_of_a_suite_is_valid(name, recipe, copy, monkeypatch):
 
 
 REFUSED = {  # command -> variables, words of the error
-    "atari.sh": ({"SUFFIX": "_1M"}, "atari_1M holds the runs of another recipe"),
-    "mujoco.sh": ({"SUFFIX": "_selection"}, "mujoco_selection holds"),
-    "selection.sh": ({"SUFFIX": "_results"}, "selection_results holds"),
+    "atari.sh": ({"SUFFIX": "_1M"}, "the runs of another recipe are in atari_1M"),
+    "mujoco.sh": ({"SUFFIX": "_selection"}, "another recipe are in mujoco_selection"),
+    "selection.sh": ({"SUFFIX": "_results"}, "another recipe are in selection_results"),
+    "procgen.sh": ({"SUFFIX": "_short2"}, "another recipe are in procgen_short"),
     "selection.sh results": ({"SEEDS": "7"}, "no ENVS, SEEDS and STEPS here"),
     "classic.sh": ({"TASK": "99"}, "no run has the number TASK (99)"),
 }

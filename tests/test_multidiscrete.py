@@ -27,10 +27,11 @@ class Masked(gym.Env):
     same, nothing valid at every fourth step), "dead end" (nothing of component 1 beside one value
     of component 0), "empty" (no value of component 1 in environment 1), "short" (too small),
     "missing" (no mask at the third step of environment 1), "late" (none when it is reset),
-    "stops" (none from the tenth step on) or "swapped" (a list of the first two components' masks
-    with each other's sizes). `source` is where it stands: in the "info", in a "dict" of
-    observations, in an "array" as attribute, or what a "method" returns, as Python's lists; "list"
-    is one in the info, of a flat mask one for each component.
+    "stops" (none from the tenth step on), "swapped" (a list of the first two components' masks
+    with each other's sizes) or "joined" (one of these two together, and the third). `source` is
+    where it stands: in the "info", in a "dict" of observations, in an "array" as attribute, or what
+    a "method" returns, as Python's lists; "list" is one in the info, of a flat mask one for each
+    component.
     """
 
     action_space = gym.spaces.MultiDiscrete([3, 2, 4])
@@ -71,9 +72,8 @@ class Masked(gym.Env):
         mask = self.mask[:-1] if self.form == "short" else self.mask
         mask = np.int8(mask)
         if self.source == "list":
-            mask = (
-                mask.tolist() if rows else np.split(mask, [2 if self.form == "swapped" else 3, 5])
-            )
+            ends = {"swapped": [2, 5], "joined": [5]}.get(self.form, [3, 5])
+            mask = mask.tolist() if rows else np.split(mask, ends)
         return obs, {"action_mask": mask}
 
     def is_missing(self) -> bool:
@@ -97,7 +97,7 @@ class Masked(gym.Env):
 FORMS = ("flat", "rows", "idle", "empty", "dead end", "short", "missing", "late", "stops")
 for form in FORMS:
     gym.register(f"Masked-{form.replace(' ', '-')}-v0", Masked, kwargs={"form": form})
-for form in ("short", "swapped"):
+for form in ("short", "swapped", "joined"):
     gym.register(f"Masked-{form}-list-v0", Masked, kwargs={"form": form, "source": "list"})
 for source in ("dict", "method", "array", "list"):
     gym.register(f"Masked-{source}-v0", Masked, kwargs={"form": "flat", "source": source})
@@ -422,7 +422,16 @@ def number_of_invalid(played: list) -> int:
     return invalid
 
 
-SOURCES = ["dict", "method", "array", "list", "rows-dict", "rows-method", "rows-list"]
+SOURCES = [
+    "dict",
+    "method",
+    "array",
+    "list",
+    "joined-list",
+    "rows-dict",
+    "rows-method",
+    "rows-list",
+]
 
 
 @pytest.mark.parametrize("form", ["flat", "rows", "idle", "dead-end", *SOURCES])

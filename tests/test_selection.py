@@ -40,8 +40,9 @@ def results(tmp_path, monkeypatch):
 
 def test_candidates_are_the_strong_recipe_with_one_idea_each():
     rows = selection.candidates()
-    strong = recipes.read_recipes().set_index("experiment")["flags"]["strong"]
-    assert rows["flags"]["today"] == rows["flags"]["staggered"] == strong
+    assert rows["flags"]["today"] == rows["flags"]["staggered"] == selection.STRONG
+    plan = (ROOT / "docs/selection.md").read_text()
+    assert [flag for flag in selection.STRONG.split() if flag not in plan] == []
     assert not rows.duplicated(["script", "flags"]).any() and rows.index.is_unique
     script = import_module("ppo_continuous_mujoco")
     for flags in rows["flags"]:
@@ -82,14 +83,21 @@ def test_the_score_is_the_mean_over_environments_of_the_share_of_the_aim(results
 
 
 @pytest.mark.parametrize("changes", ["--gamma 0.98", "--total-timesteps 5"])
-def test_a_run_that_is_not_of_the_plan_stops_the_selection(changes, results):
+def test_a_run_that_is_not_of_the_plan_stops_the_selection(changes, results, monkeypatch):
+    """If the flags were not for every run, in a folder of its own."""
     for name in selection.candidates().index:
         results(name, "103 104", 1)
     results("staggered", "103", 2, changes)
-    with pytest.raises(
-        ValueError, match=f"staggered__103.csv is no run of the plan: .*{changes.split()[1]}"
-    ):
+    words = f"staggered__103.csv is no run of the plan: .*{changes.split()[1]}"
+    with pytest.raises(ValueError, match=words):
         selection.plan(2)
+    with pytest.raises(SystemExit, match=words):
+        selection.selection_section()
+    for name in selection.candidates().index:
+        results(name, "103 104", 1, changes)
+    selection.read_facts.cache_clear()
+    monkeypatch.setattr(selection, "FLAGS", changes)
+    assert len(selection.plan(2).splitlines()) == 1 + 4 * 4
 
 
 def test_a_run_of_another_patch_stops_the_selection(results, tmp_path):
