@@ -644,7 +644,7 @@ def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch)
         )
         total, length = total + reward, length + 1
         if terminated or truncated:
-            expected.append((step, float(f"{total:.6g}"), length))
+            expected.append((step, float(f"{total:.9g}"), length))
             total, length = 0.0, 0
             env.reset()
     assert episodes_of(result["run_dir"]) == expected and len(expected) > 5
