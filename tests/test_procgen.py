@@ -608,7 +608,7 @@ def test_every_episode_is_counted_whole_and_unscaled(script, recorded, run_procg
         totals, lengths = totals + reward, lengths + 1
         for n in range(4):
             if done[n]:
-                expected.append((4 * step, float(f"{totals[n]:.6g}"), lengths[n]))
+                expected.append((4 * step, float(f"{totals[n]:.9g}"), lengths[n]))
                 totals[n] = lengths[n] = 0
     assert episodes_of(result["run_dir"]) == expected and len(expected) > 5
     assert {value for _, value, _ in expected} > {-4.0} and result["global_step"] == 1024
