@@ -1053,12 +1053,13 @@ def test_intervals_of_aggregates_draw_seeds_of_each_task():
     assert stats.normalized(x, wide)[1:] == pytest.approx(tuple(expected), rel=0.02)
     for level in (0.95, 0.99):
         new, old = (
-            stats.resample(y, np.random.default_rng(3 + i)) for i, y in enumerate((x + 1, x))
+            stats.resample(y, np.random.default_rng(3 + i)) for i, y in enumerate((x + 0.2, x))
         )
         expected = np.quantile(stats.improvement(new, old), [(1 - level) / 2, (1 + level) / 2])
-        better, low, high = stats.improvement_interval(x + 1, x, level)
-        assert better == stats.improvement(x + 1, x) and 0.5 < low < better < high <= 1
+        better, low, high = stats.improvement_interval(x + 0.2, x, level)
+        assert better == stats.improvement(x + 0.2, x) and 0.5 < low < better < high < 1
         assert (low, high) == pytest.approx(tuple(expected), abs=0.014)  # a pair of 75
+    assert stats.with_interval(0.5, np.linspace(0, 1, 1001), 0.99) == (0.5, 0.005, 0.995)
 
 
 def test_published_figures_are_pooled_with_their_spread():
