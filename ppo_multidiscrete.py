@@ -636,8 +636,8 @@ class MaskInInfos(gym.Wrapper):
         sizes = list(map(np.size, mask)) if isinstance(mask, (list, tuple)) else self.sizes_of_rows
         if sizes != self.sizes_of_rows:  # one for each component, or flat
             mask = np.hstack(mask)
-            ends, starts = np.cumsum(sizes), np.cumsum(self.nvec)  # of the next part or component
-            other = ends[-1] == starts[-1] and max(sizes) > 1 and not {*ends} <= {*starts}
+            ends, allowed = np.cumsum(sizes), np.cumsum(self.nvec)  # of parts, of components
+            other = ends[-1] == allowed[-1] and max(sizes) > 1 and not {*ends} <= {*allowed}
             parts = f"parts of {sizes} for components of {self.nvec} choices"
             require(not other, f"{self.unwrapped}: an action mask has {parts}")
         return obs, info | {"action_mask": np.asarray(mask, bool)}
