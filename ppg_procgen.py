@@ -108,7 +108,7 @@ class Args:
     start_level: int = 0  # first level to train on
     env_threads: int = 4  # threads that step the games; 0: none of their own
     compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
-    micro_batch: int = 0  # samples computed at a time; 0: 64, or on a GPU a minibatch of the policy
+    micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, a policy minibatch on a GPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
@@ -208,7 +208,7 @@ class Agent(nn.Module):
             return nn.Sequential(*layers, nn.ReLU())
 
         self.network = impala_cnn()
-        self.value_network = impala_cnn() if args.arch == "dual" else None  # one for both
+        self.value_network = impala_cnn() if args.arch == "dual" else None  # None: self.network
         self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.1, args.init)
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
@@ -267,7 +267,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
-    advantages = mb["advantages"]
+    advantages = mb["advantages"]  # of a part of a minibatch, normalized before, see [C07]
     logratio = newlogprob - mb["logprobs"]
     ratio = logratio.exp()
     pg_loss1 = -advantages * ratio
@@ -316,9 +316,9 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 
 
 def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
-    """Leave the gradient of a minibatch in the parameters, part by part; returns its diagnostics.
+    """Sum the gradient of a minibatch into the parameters, part by part; returns its diagnostics.
 
-    Only what the gradient of one part needs is in memory. Small parts also fit the caches of a CPU
+    So memory holds the activations of one part only. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
@@ -357,8 +357,8 @@ def train(args: Args) -> dict:
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     env_seed = args.seed + rank * local_args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
@@ -380,7 +380,7 @@ def train(args: Args) -> dict:
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
-    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -421,7 +421,7 @@ def train(args: Args) -> dict:
         carried = (x.numpy() for x in process["carried"])
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
-    place = (start_iteration - 1) % args.n_iteration  # in a policy phase
+    place = (start_iteration - 1) % args.n_iteration  # iterations of its phase that are over
     all_gather(make_obs_file(local_args, obs_file, place))  # if one fails, nothing is logged
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
@@ -431,7 +431,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
 
         # -- rollout --
         rollout_start = time.time()
@@ -488,7 +488,7 @@ def train(args: Args) -> dict:
             first = slice(min(micro_batch_size, minibatch_size))
             example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
-            aux_batch = {"obs": batch["obs"], "logits": noise.flatten(0, 1)}  # any such logits
+            aux_batch = {"obs": batch["obs"], "logits": noise.flatten(0, 1)}  # only shapes matter
             aux_batch["returns"] = batch["returns"]
             first = slice(min(micro_batch_size, aux_minibatch * T))
             example = (agent, {name: b[first] for name, b in aux_batch.items()}, args)
@@ -543,7 +543,7 @@ def train(args: Args) -> dict:
         bar.update(args.batch_size)
 
         # -- auxiliary phase --
-        phase, place = divmod(iteration - 1, args.n_iteration)  # this one; iteration within it
+        phase, place = divmod(iteration - 1, args.n_iteration)  # number of the phase, place in it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:  # keep the rollout for the end of the phase
             added = slice(place * N, (place + 1) * N)
@@ -558,10 +558,10 @@ def train(args: Args) -> dict:
                     parts = x.to(device).flatten(0, 1).split(micro_batch_size)
                     logits = torch.cat([agent(part)[0] for part in parts])
                     aux_logits[rows] = logits.unflatten(0, (-1, T))
-            aux_metrics = []  # a dict of numbers for each minibatch
+            aux_metrics = []  # a dict for each minibatch, of tensors until its pass is over
             passes = 0  # done before the run was stopped
-            # A run stopped in this phase plays its last iteration again and goes on after the last
-            # whole pass, if the policy to clone is the same again: the sum of its logits tells
+            # A resumed run plays the last iteration of the phase again, then skips the passes that
+            # were done, if the policy to clone is the same as then: the sum of its logits tells
             phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
             if paused and paused["phase_key"] == phase_key:
                 passes, aux_metrics = paused["passes"], paused["metrics"]
@@ -586,7 +586,7 @@ def train(args: Args) -> dict:
                 aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
                 finite = all(map(math.isfinite, aux_metrics[-1].values()))
                 require(finite, f"losses of {label} are not finite: {aux_metrics[-1]}")
-                if iteration > 1 and epoch < args.e_auxiliary:  # goes into the last checkpoint
+                if iteration > 1 and epoch < args.e_auxiliary:  # the checkpoint is of iteration - 1
                     paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
                     paused["seconds"] = time.time() - start_time
                     save_learners(run_dir, paused, learners, rank)
@@ -598,10 +598,10 @@ def train(args: Args) -> dict:
             writer.add_scalar("charts/SPS", global_step / (now - start_time), global_step)  # anew
 
         # -- checkpoint --
-        # also before an auxiliary phase, which adds `paused` to it, and after: the next iteration
-        # overwrites the rollouts
-        ending = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
-        if ending or now - last_checkpoint > args.checkpoint_seconds:
+        # Whatever the clock says: before an auxiliary phase, whose passes add `paused` to this one,
+        # and after it, because the next iteration overwrites the rollouts
+        around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
+        if around_phase or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
             if not skipped:
                 stored_obs(local_args, obs_file).flush()  # to the disk
@@ -965,7 +965,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

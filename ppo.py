@@ -8,7 +8,7 @@
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
 Expect:  a return of 500 after 500,000 steps and two to five minutes on one core (3 seeds)
-Read:    to the end of `train`; the rest is plumbing. [C01] to [X03] name details of "The 37
+Read:    to the end of `train`; the rest is plumbing. [C..] and [X..] name details of "The 37
          Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action is one of A.
@@ -200,8 +200,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -545,7 +545,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -374,8 +374,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
@@ -388,7 +388,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -401,7 +401,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-    valid = np.ones((T, N), bool)  # False: a reset row, no step of the task
+    valid = np.ones((T, N), bool)  # False: a reset row, which is no step, see [S02]
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -432,7 +432,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
 
         # -- rollout --
         rollout_start = time.time()
@@ -464,7 +464,7 @@ def train(args: Args) -> dict:
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); after an end, row t + 1 is of the last state still
+        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] is of what step t led to, before any reset
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -480,7 +480,7 @@ def train(args: Args) -> dict:
             loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            # Filled up with repeated steps, so that minibatches keep their size in each iteration
+            # Repeated steps take the place of reset rows, so that minibatches keep their size
             order = torch.randperm(len(valid_inds)).repeat(3)  # at least a third of rows are real
             b_inds = valid_inds[order[: local_args.batch_size]].to(device)  # (B,)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] all real steps each epoch
@@ -721,9 +721,9 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
     """EnvPool's form of these wrappers, in C++ threads. How it differs:
 
-    stacks begin with a game's first frame, FIRE is the last of the 1 to noop_max frames and no
-    third action follows it, and a lost life too is followed by no-ops, whose rewards are in no
-    return.
+    A new game fills the stack with its first frame, a lost life keeps the stack; the maximum is of
+    gray frames; FIRE is the last of the 1 to noop_max frames and no third action follows it; a lost
+    life too is followed by no-ops, whose rewards are in no return.
     """
     import envpool
 
@@ -869,7 +869,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

@@ -286,7 +286,7 @@ class Agent(nn.Module):
             return self.network(obs).float()
 
     def run_lstm(self, features, padded_inds, length: int, state: torch.Tensor) -> torch.Tensor:
-        """Hidden states (M, H) of features (M, F), in the padded array of `split_episodes`."""
+        """Hidden states (M, H) of features (M, F); in between they are a padded array (L, S, F)."""
         padded = features.new_zeros(length * state.shape[1], features.shape[1])
         padded = padded.index_copy(0, padded_inds, features).unflatten(0, (length, -1))  # (L, S, F)
         h, c = state[:, None]  # (1, S, H) each, as nn.LSTM takes them
@@ -305,11 +305,11 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, state: torch.Tensor, noise: torch.Tensor):
         """Gumbel-max samples (modes if noise is 0), log-probabilities, values, state (2, n, H)."""
         h, c = state[:, None]  # (1, n, H) each
-        hidden, state = self.lstm(self.encode(obs)[None], (h, c))  # (1, n, H)
+        hidden, (h, c) = self.lstm(self.encode(obs)[None], (h, c))  # (1, n, H) each
         logits, value = self.heads(hidden[0])
         action = (logits + noise).argmax(-1)
         logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
-        return action, logprob, value, torch.cat(state)
+        return action, logprob, value, torch.cat((h, c))
 
     def evaluate_actions(self, hidden: torch.Tensor, actions: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n,) at hidden (n, H)."""
@@ -425,8 +425,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
@@ -439,7 +439,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
     rollout_agent.network.to(agent.dtype)
     rollout_agent.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
@@ -452,7 +452,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-    valid = np.ones((T, N), bool)  # False: a reset row, no step of the task
+    valid = np.ones((T, N), bool)  # False: a reset row, which is no step, see [S02]
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -485,7 +485,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
 
         # -- rollout --
         rollout_start = time.time()
@@ -517,7 +517,7 @@ def train(args: Args) -> dict:
         # -- advantages --
         update_start = time.time()
         values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # any noise: the action is not used
-        V = values.cpu().numpy()  # (T + 1, N); after an end, row t + 1 is of the last state still
+        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] is of what step t led to, before any reset
         ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
         advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -714,7 +714,7 @@ def check_args(args: Args) -> None:
 
 
 def check_kind(args: Args) -> None:
-    """Stop with one line at a number for games given with vectors, or velocities not known."""
+    """Refuse numbers that only games have, and --mask-velocity where no velocities are known."""
     of_games = "frame_skip frame_stack noop_max max_episode_steps repeat_action_probability"
     for name in of_games.split():
         flag = f"--{name.replace('_', '-')} ({getattr(args, name)})"
@@ -803,7 +803,7 @@ class VectorObservation(gym.Wrapper):
 
 
 def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """An environment with vectors; the flags of games do nothing here."""
+    """An environment with vectors; switches of games do nothing, `check_kind` refuses numbers."""
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
@@ -848,9 +848,9 @@ def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
     """EnvPool's form of these wrappers, in C++ threads. How it differs:
 
-    stacks begin with a game's first frame, FIRE is the last of the 1 to noop_max frames and no
-    third action follows it, and a lost life too is followed by no-ops, whose rewards are in no
-    return.
+    A new game fills the stack with its first frame, a lost life keeps the stack; the maximum is of
+    gray frames; FIRE is the last of the 1 to noop_max frames and no third action follows it; a lost
+    life too is followed by no-ops, whose rewards are in no return.
     """
     import envpool
 
@@ -1010,7 +1010,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

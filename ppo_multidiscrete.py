@@ -317,8 +317,8 @@ def train(args: Args) -> dict:
     env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
     run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -381,7 +381,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
 
         # -- rollout --
         rollout_start = time.time()
@@ -861,7 +861,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

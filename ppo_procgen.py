@@ -234,7 +234,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
-    advantages = mb["advantages"]
+    advantages = mb["advantages"]  # of a part of a minibatch, normalized before, see [C07]
     logratio = newlogprob - mb["logprobs"]
     ratio = logratio.exp()
     pg_loss1 = -advantages * ratio
@@ -267,9 +267,9 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 
 
 def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
-    """Leave the gradient of a minibatch in the parameters, part by part; returns its diagnostics.
+    """Sum the gradient of a minibatch into the parameters, part by part; returns its diagnostics.
 
-    Only what the gradient of one part needs is in memory. Small parts also fit the caches of a CPU
+    So memory holds the activations of one part only. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
@@ -308,8 +308,8 @@ def train(args: Args) -> dict:
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
     run_dir = Path(args.resume or f"runs/{run_name}")
-    done = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not done, f"{run_dir} is done: --evaluate plays it")
+    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
+    require(not complete, f"{run_dir} is done: --evaluate plays it")
 
     env_seed = args.seed + rank * local_args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
@@ -325,7 +325,7 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    rollout_agent = copy.deepcopy(agent)  # --bf16 casts its weights once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -366,7 +366,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
 
         # -- rollout --
         rollout_start = time.time()
@@ -761,7 +761,7 @@ def save_checkpoint(run_dir: Path, state: dict) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
     try:
         with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # as long as the state says, even after a power cut
+            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
         with open(run_dir / "checkpoint.tmp", "wb") as file:
             torch.save(state, file)
             file.flush()

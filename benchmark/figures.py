@@ -131,9 +131,12 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str, unit: float)
         entries[label, colour] = None
     for (label, points), colour in zip(curves.items(), CURVE_COLOURS):
         how = {"linestyle": "--", "linewidth": 1.3, "marker": "o", "markersize": 3.5}
-        ax.plot(points["step"] / unit, points["mean"], color=colour, zorder=1, **how)
+        steps, mean = points["step"] / unit, points["mean"]
+        ax.plot(steps, mean, color=colour, zorder=1, **how)
+        band = mean - points["std"], mean + points["std"]  # not a number where it is not published
+        ax.fill_between(steps, *band, color=colour, alpha=0.15, linewidth=0, zorder=1)
         entries[label, colour] = None
-        seen += [points["mean"].min(), points["mean"].max()]
+        seen += [mean.min(), mean.max()]
     limits(ax, seen)
     ax.set_title(two_lines(of_env["env"].iloc[0]), fontsize=TITLE)
     return entries

@@ -135,8 +135,8 @@ def newcomers() -> list[str]:
 
 
 def selection_section() -> str:
-    """A row for each candidate: in how many rounds it ran, its returns, its score."""
-    head = ["candidate", "what", "rounds", *AIMS, "mean share of the aims"]
+    """A row for each candidate: how many seeds have run everywhere, its returns, its score."""
+    head = ["candidate", "what", "seeds", *AIMS, "mean share of the aims"]
     rows = []
     for name, row in candidates().iterrows():
         try:
@@ -145,9 +145,8 @@ def selection_section() -> str:
             sys.exit(f"error: {error}")
         found = found[~np.isnan(found).any(axis=1)]
         if len(found):
-            rounds = sum(len(found) >= len(seeds_until(n + 1)) for n in range(len(ROUNDS)))
             cells = [mean_cell(x * aim) for x, aim in zip(found.T, AIMS.values())]
-            rows.append([f"`{name}`", row["what"], str(rounds), *cells, f"{found.mean():.3f}"])
+            rows.append([f"`{name}`", row["what"], str(len(found)), *cells, f"{found.mean():.3f}"])
     if not rows:
         return "No runs yet."
     try:

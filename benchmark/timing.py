@@ -32,9 +32,9 @@ The score is the mean of CleanRL's published figures, weighted by seeds. Ours: s
 compilation included, until the mean of the last 100 episodes (of all so far, if fewer) first
 reaches it, on a grid of 1% of the run; a seed that never does counts as slower than all others.
 Our runs had one thread each, several at a time. CleanRL's: seconds of its whole run of 1M steps,
-at whose end it has the score; published in its docs/benchmark (with videos and logging, 10 cores),
-and extrapolated here from the steps/s of its script in three short pairs on a busy machine of the
-kind that ours ran on. Its curve may have passed the score before: no ratios of speed.
+published in its docs/benchmark (with videos and logging, 10 cores), and extrapolated here from the
+steps/s of its script in three short pairs on a busy machine of the kind that ours ran on. Its runs
+may pass the score sooner or, where its figures differ, not at all: no ratios of speed.
 """.strip().replace("\n", " ")
 
 
@@ -204,6 +204,7 @@ def race_row(race: Race) -> list[str]:
     median = np.median(race.seconds)
     middle = f"{median:.0f}" if np.isfinite(median) else "too few reach it"
     span = f"{reached.min():.0f} to {reached.max():.0f}" if len(reached) else "-"
+    span = span if len(reached) != 1 else f"{reached[0]:.0f}, one seed"
     lost = int((np.isfinite(race.seconds) & (race.returns < race.score)).sum())
     seeds = f"{len(reached)} of {len(race.seconds)}" + (f", {lost} end below it" if lost else "")
     return [race.label, middle, span, seeds]

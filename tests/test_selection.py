@@ -162,13 +162,13 @@ def test_a_missing_run_stops_the_next_round(results, tmp_path):
         selection.plan(2)
 
 
-def test_the_table_names_rounds_and_score(results):
+def test_the_table_names_seeds_and_score(results):
     results("today", "103 104 105 106", 0.9)
     results("staggered", "103 104", 1.1)
     text = selection.selection_section()
-    assert "| `today` | the strong recipe as it is | 2 | 5400 (5400, 5400, 5400, 5400) |" in text
+    assert "| `today` | the strong recipe as it is | 4 | 5400 (5400, 5400, 5400, 5400) |" in text
     today, staggered = (line for line in text.splitlines() if line.startswith("| `"))
-    assert today.endswith("| 0.900 |") and "| 1 | 6600 (6600, 6600) |" in staggered
+    assert today.endswith("| 0.900 |") and "| 2 | 6600 (6600, 6600) |" in staggered
 
 
 def test_incomplete_seeds_count_for_nothing(results, tmp_path):
@@ -178,7 +178,7 @@ def test_incomplete_seeds_count_for_nothing(results, tmp_path):
         [False] * 4,
         [False] * 3 + [True],
     ]
-    assert "| 0 | 5400 |" in selection.selection_section()
+    assert "| 1 | 5400 |" in selection.selection_section()
 
 
 def test_the_results_stand_beside_the_other_recipes(monkeypatch):
