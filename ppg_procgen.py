@@ -267,7 +267,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
     newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
     """
-    advantages = mb["advantages"]  # of a part of a minibatch, normalized before, see [C07]
+    advantages = mb["advantages"]
     logratio = newlogprob - mb["logprobs"]
     ratio = logratio.exp()
     pg_loss1 = -advantages * ratio
