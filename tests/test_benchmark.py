@@ -1205,7 +1205,7 @@ def test_who_never_gets_to_a_score_is_slower_than_all_others():
     assert timing.race_row(race)[-1] == "2 of 3, 1 end below it"
     race.returns = returns
     race.seconds = np.array([3.0, np.inf, np.inf])
-    assert timing.race_row(race) == ["strong", "too few reach it", "3 to 3", "1 of 3"]
+    assert timing.race_row(race) == ["strong", "too few reach it", "3, one seed", "1 of 3"]
 
 
 @pytest.mark.parametrize(
