@@ -449,7 +449,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                metrics.append({k: x.clone() for k, x in stats.items()})  # CUDA graphs reuse them
+                metrics.append({k: x.clone() for k, x in stats.items()})  # CUDA graphs reuse stats
             if args.target_kl is not None:  # [X03] early stop
                 epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -704,7 +704,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
     """The environment with videos of some of its episodes, if it renders here."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo then needs no screen
+        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
     env.reset()
     try:
         env.render()
@@ -791,7 +791,8 @@ def compiled(function, device: torch.device, example: tuple):
     try:
         torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
         graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        graph(*example)
+        for _ in range(2):  # a CUDA graph is made in the second call
+            graph(*example)
     except Exception as error:  # no compiler, no Python headers, no Triton, an old card
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)

@@ -217,6 +217,22 @@ def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
     assert {name for name in both if ours[name] != theirs[name]} == set(script.different)
 
 
+COUSINS = [  # what both add to ppo.py and is not the same: minibatches, MuJoCo's camera, gradients
+    ("ppo_continuous_mujoco", "ppo_multidiscrete", {"loss_and_grad", "record_videos"}),
+    ("ppo_continuous_mujoco", "ppo_procgen", {"compiled"}),
+    ("ppo_multidiscrete", "ppo_procgen", {"compiled"}),
+]
+
+
+@pytest.mark.parametrize("name, cousin, different", COUSINS)
+def test_what_cousins_add_is_the_same_to_the_byte(name, cousin, different):
+    """Normalizers and compilation, which their common ancestor ppo.py lacks."""
+    ours, theirs = SCRIPTS[name].pieces, SCRIPTS[cousin].pieces
+    both = (ours.keys() & theirs.keys()) - SCRIPTS["ppo"].pieces.keys()
+    assert {"RunningMeanStd.update", "normalize_reward", "compiled"} <= both
+    assert {piece for piece in both if ours[piece] != theirs[piece]} == different
+
+
 @scripts
 def test_algorithm_first(script):
     """The order of a script, one flat loop, and its rulers."""
