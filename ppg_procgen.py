@@ -10,8 +10,8 @@
 
 Run:     uv run ppg_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
-Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one
-         to two cores (one seed); published after 25M: 35 (CleanRL), 42 (OpenAI's, --arch shared)
+Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one to
+         two cores (one seed); published after 25M: 34 to 35 (CleanRL), 42 (OpenAI's, --arch shared)
 Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
          details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), [S01] is ours, the others
          are those of "The 37 Implementation Details of PPO". "~" marks one left out.

@@ -7,7 +7,7 @@
 
 Run:     uv run ppo.py --env-id CartPole-v1
 Look:    tensorboard --logdir runs
-Expect:  a return of 500 after 500,000 steps and two to five minutes on one core (3 seeds)
+Expect:  a return of 500 after 500,000 steps and one to five minutes on one core (13 seeds)
 Read:    to the end of `train`; the rest is plumbing. [C..] and [X..] name details of "The 37
          Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;

@@ -22,16 +22,16 @@ INDICES = {
 THEIR_MEASURE = """
 Measured as in the authors' code: mean return of each of the last five iterations, and of these the
 mean. Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max(|PPO - TRPO+|,
-|PPO-M - TRPO|), ACLI = max(|PPO - PPO-M|, |TRPO+ - TRPO|), of means. By chance: the mean of such
-an index, and what it stays below in 19 of 20 cases, if all presets were equally good and these
-seeds as far apart as they are.
+|PPO-M - TRPO|), ACLI = max(|PPO - PPO-M|, |TRPO+ - TRPO|), of means. By chance: the mean and the
+95th percentile of such an index if all presets had the same true mean and seeds varied as much as
+they do here.
 """.strip().replace("\n", " ")
 OUR_MEASURE = "The same runs, final returns: mean of the last 100 training episodes."
 DIFFERENCE_RULE = f"""
 First row: final returns. Below it: difference of the mean from that row's, with Welch's 95%
 interval, or with fewer than {FEWEST} seeds each seed's difference from that mean. An interval with
-0 inside decides nothing. Without any effect about five of a hundred would leave 0 out, often
-together: the luck of the first row is in all of them.
+0 inside decides nothing. If no change had any effect, about five in a hundred would still leave 0
+out, often several together, because all are compared with the same first row.
 """.strip().replace("\n", " ")
 IMPROVEMENT_RULE = f"""
 Probability of improvement: that a run of the changed one is better than one of the original, mean
@@ -65,7 +65,7 @@ def signed(x: float, size: float) -> str:
 
 
 def difference_cell(x: np.ndarray | None, y: np.ndarray | None) -> str:
-    """mean(y) - mean(x) with its interval, or with what each seed of y makes of it."""
+    """mean(y) - mean(x) with its interval, or with each seed's difference from mean(x)."""
     if x is None or y is None:
         return "-"
     mean, low, high = difference(x, y)
@@ -161,6 +161,8 @@ def study_section() -> str:
     returns = returns_of(STUDY)
     if not returns:
         return f"{NONE}\n\n{study_table(returns, beside=True)}\n\n{THEIR_MEASURE}"
+    runs = read_runs(STUDY)
+    check_budgets(runs, list(runs["exp"]), list(runs["env"]))
     parts = [study_table(returns_of(STUDY, "return_of_iterations"), beside=True), THEIR_MEASURE]
     parts += [study_table(returns, beside=False), OUR_MEASURE, study_differences(returns)]
     parts += [ran_on(STUDY), "![The study](benchmark/figures/ablation_study.png)"]
@@ -273,7 +275,8 @@ def baseline_spread(recipe: str = "details") -> list[float]:
     """How far each seed of the baseline is from its mean, as a share of it, in all environments."""
     returns, rows = returns_of(DETAILS), details_of(recipe)
     envs = environments_of(rows.iloc[1])  # those of nearly all changes
-    found = [returns[rows["experiment"].iloc[0], env] for env in envs]
+    names = [(rows["experiment"].iloc[0], env) for env in envs]
+    found = [returns[name] for name in names if name in returns]
     return [share for x in found for share in (x - x.mean()) / abs(x.mean())]
 
 
@@ -288,12 +291,12 @@ def effects_section() -> str:
 
 # -- variants --
 def improvement_cell(olds: list[np.ndarray], news: list[np.ndarray]) -> str:
-    """Of the first seeds that all have, with an interval if they are not few."""
-    n = min((len(x) for x in [*olds, *news]), default=0)
-    if n == 0:
+    """With an interval if seeds are not few; of each side those that all its environments have."""
+    if not olds:
         return "-"
-    new, old = (np.stack([x[:n] for x in group], axis=1) for group in (news, olds))
-    if n < FEWEST:
+    fewest = [min(map(len, group)) for group in (olds, news)]
+    old, new = (np.stack([x[:n] for x in g], axis=1) for g, n in zip((olds, news), fewest))
+    if min(fewest) < FEWEST:
         return f"{improvement(new, old):.2f}"
     return cell_of(*improvement_interval(new, old))
 

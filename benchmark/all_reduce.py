@@ -3,8 +3,8 @@
 torchrun --standalone --nproc-per-node 2 benchmark/all_reduce.py SCRIPT [CALLS]
 
 Times `average_gradients` of SCRIPT (ppo_atari or ppo_procgen) with the gradients of a minibatch of
-its default size and number of processes, and a pass forth and back over that minibatch; prints the
-medians of the first process in milliseconds. On the CPU, with gloo.
+its default size and number of processes, and a forward and backward pass over that minibatch;
+prints the medians of the first process in milliseconds. On the CPU, with gloo.
 """
 
 import sys

@@ -87,7 +87,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     end = {}
     if "diverged" in checkpoint:
         of_iterations = min(0.0, of_iterations)
-        end = {"diverged": f"losses not finite after {checkpoint['global_step']} steps"}
+        end = {"diverged": f"losses not finite, last episode at step {checkpoint['global_step']}"}
     return {
         "script": Path(program).stem,
         "env": args["env_id"],

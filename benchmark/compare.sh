@@ -2,7 +2,7 @@
 # Is a changed copy of a script better than the original? Trains both with the same seeds and reports the difference:
 #   bash benchmark/compare.sh ppo_continuous_mujoco.py my_ppo.py [FLAGS of both]
 # Variables: ENVS (the original's default), SEEDS ("1 2 3 4 5"), STEPS (1000000), and those of run.sh (WORKERS, THREADS, PYTHON).
-# A run is done once: what a script is called after includes its text, its flags and STEPS.
+# A run is done once: its name holds a digest of the script's text, the flags and STEPS.
 set -euo pipefail
 [[ $# -ge 2 && -f $1 && -f $2 ]] || { sed -n '2,/^set/{/^set/d;s/^# //;p}' "$0" >&2; exit 2; }
 scripts=("$(realpath "$1")" "$(realpath "$2")") flags=()
@@ -30,4 +30,4 @@ for i in 0 1; do
     run_plan < <(for env in $ENVS; do echo "$env ${names[i]} ${flags[*]}"; done)
 done
 finish
-[[ $DRY_RUN ]] || ${PYTHON} benchmark/compare.py "${names[@]}"
+[[ $DRY_RUN || ${TASK:-} ]] || ${PYTHON} benchmark/compare.py "${names[@]}"

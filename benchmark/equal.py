@@ -137,13 +137,8 @@ def command_of(case: Case, clone: Path, python: str, file: Path) -> list[str]:
         options = case.shared | {"distribution_mode": "hard", "arch": case.ours["arch"]}
         options["phases"] = case.iterations // options["n_iteration"]
         peer, rest = "equal_openai_ppg.py", [clone, file, EPSILON, json.dumps(options)]
-    elif case.env_id == GRID:
-        peer, rest = (
-            "equal_blog.py",
-            [clone / case.original, file, EPSILON, json.dumps(case.shared)],
-        )
-    elif case.flags:
-        peer = "equal_madry.py"
+    elif case.env_id == GRID or case.flags:
+        peer = "equal_madry.py" if case.flags else "equal_blog.py"
         rest = [clone / case.original, file, EPSILON, json.dumps(case.shared)]
     else:
         flags = [(f"--{name.replace('_', '-')}", value) for name, value in case.shared.items()]

@@ -1,4 +1,4 @@
-"""Was a run that exists asked for with these flags?
+"""Does a run that exists have the flags that are asked for?
 
 Run:  python benchmark/have.py FILE SCRIPT FLAGS...
       FILE: a results file, or the config.json of a run that may be resumed
@@ -24,7 +24,7 @@ from pathlib import Path
 FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch capture_video".split())
 FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
 FREE |= set("eval_episodes eval_deterministic eval_levels".split())
-# Flags that a script has no more, and the value that did what it does without them.
+# Removed flags, each with the value that gave today's behaviour.
 GONE = {"checkpoint_every": 50, "env_threads": 0, "recompute_advantages": False}
 GONE |= {"init": "torch", "layer_norm": False, "norm_reward_rollout": False, "reward_gamma": None}
 

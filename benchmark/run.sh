@@ -70,8 +70,9 @@ run_one() { # SEED ENV EXP FLAGS...: one run up to its results file; sets `took`
     [[ -z ${gpus[*]} || ${PROCESSES:-} ]] || export CUDA_VISIBLE_DEVICES=${gpus[SLOT % ${#gpus[@]}]}
     echo "run  $name${old_run:+, resumed from $old_run}"
     status=0
-    "${command[@]}" > "$log" 2>&1 || status=$?
-    old_run=$(sed -n 's/^run: \(.*\), on .*/\1/p' "$log")
+    echo "${old_run:+run: $old_run, on its way}" > "$log" # this suite's run, also before the script says so
+    "${command[@]}" >> "$log" 2>&1 || status=$?
+    old_run=$(sed -n 's/^run: \(.*\), on .*/\1/p' "$log" | tail -n 1)
     if [[ $status != 0 ]] && grep -q "error: losses of " "$log"; then # they are not finite: a result, too
         collect+=(--diverged)
     elif [[ $status != 0 ]]; then
@@ -98,7 +99,7 @@ export -f ask find_run run_one progress
 stop() { # GROUP: ends the runs, waits for those that write a checkpoint first, and ends the suite
     trap - INT TERM
     kill -- "-$1" || true
-    while ps -A -o pgid= -o stat= | grep "^ *$1 *[^Z ]" > /dev/null; do sleep 0.2; done # Z: ended, but not known to be
+    while ps -A -o pgid= -o stat= | grep "^ *$1 \+[^Z ]" > /dev/null; do sleep 0.2; done # Z: ended, but not known to be
     echo "stopped; start the suite again to go on" >&2
     exit 130
 }

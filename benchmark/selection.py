@@ -83,7 +83,7 @@ def shares(candidate: str, seeds: list[str]) -> np.ndarray:
 
 
 def left(rounds: int) -> list[str]:
-    """The candidates after so many rounds, the best first; an error names the runs that miss.
+    """The candidates after so many rounds, the best first; an error names those that lack runs.
 
     A round keeps those with the highest mean share over all environments and all seeds so far.
     """

@@ -18,6 +18,6 @@ for round in "${rounds[@]}"; do
     plan=$("${python[@]}" benchmark/selection.py "$round") || { [[ $DRY_RUN && ! ${TASK:-} ]] && break; exit 1; } # the last one is not complete
     SEEDS=$(head -n 1 <<< "$plan")
     run_scripts "$(tail -n +2 <<< "$plan")"
-    [[ ! $FAILED ]] || break # a run of another plan may lie where its result belongs
+    [[ ! $FAILED$FOUND ]] || break # a run of another plan may lie where its result belongs; or TASK is done
 done
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Our script against a peer's on this machine, in turns (ours, peer, ours, peer, ...):
+# Our script against a peer's on this machine, in pairs by turns (ours, peer, peer, ours, ours, ...):
 #   bash benchmark/speed.sh OURS PEER PEER_PYTHON [REPETITIONS] [--short] [--max-load LOAD] [--replace]
 # Both scripts take --env-id, --total-timesteps and --seed and write the TensorBoard tag charts/SPS into runs/.
 # With - for PEER and PEER_PYTHON ours runs alone. By default five pairs of whole runs of 1M steps. Windows of less than

@@ -32,7 +32,7 @@ def difference(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
 
 
 def relative_difference(pairs: list[tuple]) -> tuple[float, float, float]:
-    """Mean over tasks of mean(y) / mean(x) - 1, and its 95% interval: Welch's, over all seeds.
+    """Mean over tasks of (mean(y) - mean(x)) / |mean(x)|, with Welch's 95% interval over all seeds.
 
     pairs: (x, y) of each task. The error of a ratio is that of the delta method.
     """

@@ -31,10 +31,11 @@ from stats import (
 
 EQUAL = 5  # seeds of each environment in the aggregate
 AGGREGATE_RULE = f"""
-All environments with a figure of CleanRL, the first {EQUAL} seeds of each in order of their
-numbers. Returns are divided by CleanRL's mean: that of all seeds behind all its figures for the
-environment. The interval resamples seeds and draws CleanRL's means with their standard error. *By
-the lowest* and *by the highest* divide by only one of its figures for each environment.
+All environments with a figure of CleanRL and at least {EQUAL} seeds; of each the first {EQUAL} in
+order of their numbers. Returns are divided by CleanRL's mean: that of all seeds behind all its
+figures for the environment. The interval resamples seeds and draws CleanRL's means with their
+standard error. *By the lowest* and *by the highest* divide by only one of its figures for each
+environment.
 """.strip().replace("\n", " ")
 
 
@@ -183,15 +184,14 @@ def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
 
 
 def ablation_table(runs: pd.DataFrame) -> str:
-    """The strong recipe and its ablations, (number of seeds); empty if there are none."""
+    """The strong recipe on the seeds of its ablations, and these; empty if there are none."""
     ablations = runs[runs["exp"].str.startswith(ABLATION)]
     if ablations.empty:
         return ""
-    shown = runs[runs["exp"].str.startswith(ABLATION) | (runs["exp"] == "strong")]
+    strong = runs[(runs["exp"] == "strong") & runs["seed"].isin(ablations["seed"])]
     envs = [env for env in runs["env"].unique() if env in set(ablations["env"])]
     rows = []
-    for exp in ["strong", *sorted(ablations["exp"].unique())]:
-        of_exp = shown[shown["exp"] == exp]
+    for _, of_exp in pd.concat([strong, ablations]).groupby("exp"):
         row = [of_exp["label"].iloc[0]]
         for env in envs:
             returns = of_exp[of_exp["env"] == env]["final_return"].to_numpy()
@@ -289,7 +289,7 @@ def folder_section(folder: str) -> str:
     check_budgets(runs, list(runs["exp"]), list(runs["env"]))
     parts = [returns_table(folder, runs), aggregate_section(folder, runs)]
     if ablation := ablation_table(runs):
-        parts += ["The strong recipe, and with one of its flags undone:", ablation]
+        parts += ["The strong recipe, and with one of its departures undone, same seeds:", ablation]
     commits = "commit " + runs["commit"]
     parts.append(setups(list(zip(runs["hardware"], runs["versions"], commits))))
     if (HERE / "figures" / f"{folder}.png").exists():
@@ -311,7 +311,7 @@ def start_section() -> str:
 
 
 def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:
-    """The facts of a run that the suite would not do again."""
+    """The facts of a run that the suite would skip; None if it would train it."""
     path = RESULTS / recipe["folder"] / env / f"{recipe['experiment']}__{seed}.csv"
     flags = flags_of_run(recipe, env, seed)
     if not path.exists() or have.differences(path, script_of(recipe["script"]), flags):
@@ -335,7 +335,7 @@ def suites_section() -> str:
             row += ["; ".join(steps), f"{seconds.median() / 60:.1f}", f"{seconds.sum() / 3600:.1f}"]
             row += ["; ".join(sorted(set(done["hardware"])))]
         rows.append(row + ["-"] * (6 - len(row)))
-    head = ["command", "runs with results", "steps of each", "minutes of each"]
+    head = ["command", "runs with results", "steps of each", "minutes of each (median)"]
     return table([*head, "hours of these", "hardware"], rows)
 
 

@@ -115,7 +115,8 @@ def speed_row(facts: dict, data: pd.DataFrame) -> list[str]:
         ratio = data["ours_steps_per_second"] / data["peer_steps_per_second"]
         row[-1] = f"{ratio.median():.2f} ({ratio.min():.2f} to {ratio.max():.2f})"
     row += [medians("steps_per_second"), medians("wall_seconds")]
-    return [*row, whole_runs(facts), medians("peak_mb"), conditions(facts, data)]
+    row += [whole_runs(facts), medians("peak_mb"), conditions(facts, data)]
+    return [*row, facts["commit"]]
 
 
 def script_first(row: list[str]) -> tuple:
@@ -140,7 +141,7 @@ def speed_section() -> str:
             ran += [(facts["hardware"], facts["peer_versions"], peer)]
     head = ["ours", "peer", "environment", "threads", "pairs", "window s", "load before"]
     head += ["ratio of steps/s (range)", "steps/s", "seconds in all"]
-    head += ["minutes of a whole 1M-step run of ours", "peak MB", "to keep in mind"]
+    head += ["minutes of a whole 1M-step run of ours", "peak MB", "to keep in mind", "commit"]
     measured = {row[0].split()[0] for row in rows}
     missing = [f"`{name}.py`" for name in SCRIPTS if f"{name}.py" not in measured]
     text = f" Not measured yet: {', '.join(missing)}." if missing else ""

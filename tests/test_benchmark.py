@@ -340,7 +340,8 @@ def test_a_run_is_resumed_if_it_has_a_checkpoint_the_script_and_the_arguments_as
 
 
 # A stand-in for Python that runs benchmark/*.py, and whose training takes no time, unless HOLD
-# names a file to wait for. With NAN its losses are not finite.
+# names a file to wait for. With NAN its losses are not finite. With FAIL=late it fails after its
+# first checkpoint, with FAIL=early before it has said anything.
 TRAINS = """
 import json, os, runpy, shutil, sys, time
 from pathlib import Path
@@ -356,6 +357,8 @@ args = have.parse(sys.argv[1:], fields)
 args = {name: False if value is ... else value for name, value in args.items()}
 name = f"{args['env_id']}__{args['exp_name']}__{args['seed']}__{os.getpid()}"
 run = Path(args["resume"] or f"runs/{name}")
+if os.environ.get("FAIL") == "early":
+    sys.exit("no memory")
 run.mkdir(parents=True, exist_ok=True)
 print(f"run: {run}, on CPU", flush=True)
 config = {"args": args, "command": " ".join(sys.argv)}
@@ -366,6 +369,8 @@ shutil.copy(script, run)
 checkpoint = {"args": args, "iteration": 1, "global_step": 10, "seconds": 1.0}
 checkpoint["recent_returns"] = [args["num_envs"]]
 torch.save(checkpoint, run / "checkpoint.pt")
+if os.environ.get("FAIL") == "late":
+    sys.exit("no memory")
 end = time.time() + 120
 while "HOLD" in os.environ and not Path(os.environ["HOLD"]).exists() and time.time() < end:
     time.sleep(0.01)
@@ -402,6 +407,14 @@ def test_suites_side_by_side_keep_their_runs_apart(quick, copy):
         assert json.loads(facts["args"])["num_envs"] == num_envs == float(facts["final_return"])
 
 
+def test_a_resumed_run_that_fails_at_once_remains_its_suites(quick, copy):
+    command = ("benchmark/mujoco.sh", "strong")
+    assert "no memory" in output_of(quick(*command, FAIL="late"), code=1)
+    assert "resumed from runs/" in output_of(quick(*command, FAIL="early"), code=1)
+    assert "resumed" not in output_of(quick(*command, SUFFIX="_b"))
+    assert "strong__1, resumed from runs/" in output_of(quick(*command))
+
+
 def test_a_run_whose_losses_are_not_finite_is_a_result(quick, copy):
     """Of 0, however well it did before; the suite does not run it again."""
     command = ("benchmark/mujoco.sh", "strong")
@@ -409,7 +422,7 @@ def test_a_run_whose_losses_are_not_finite_is_a_result(quick, copy):
     path = copy / "benchmark/results/mujoco/InvertedPendulum-v4/strong__1.csv"
     facts, curve = results.read_facts(path), results.read_curve(path)
     assert facts["final_return"] == facts["return_of_iterations"] == "0.0"
-    assert facts["diverged"] == "losses not finite after 10 steps"
+    assert facts["diverged"] == "losses not finite, last episode at step 10"
     assert curve["return"].iloc[-1] == 0 and curve["step"].iloc[-1] == 10
     assert output_of(quick(*command)).startswith(f"have {path.relative_to(copy)}")
 
@@ -1078,6 +1091,17 @@ def test_the_aggregate_has_the_first_five_seeds_of_each_task():
     humanoid = runs[(runs["env"] == "Humanoid-v4") & (runs["exp"] == "ppo_continuous_mujoco")]
     first = humanoid[humanoid["seed"] <= 5]["final_return"]
     assert sorted(scores["Humanoid-v4"]) == sorted(first) and len(humanoid) == 10
+
+
+def test_ablations_stand_beside_the_same_seeds():
+    """`strong` has five seeds, its ablations three; a folder of one's own may lack it."""
+    runs = results.read_runs("mujoco")
+    lines = tables.ablation_table(runs).splitlines()
+    walker = lines[0].split(" | ").index("Walker2d-v4")
+    strong = runs[(runs["env"] == "Walker2d-v4") & (runs["exp"] == "strong")]
+    three = strong[strong["seed"] <= 13]["final_return"].to_numpy()
+    assert len(strong) == 5 and lines[2].split(" | ")[walker] == tables.mean_cell(three)
+    assert len(tables.ablation_table(runs[runs["exp"] != "strong"]).splitlines()) == len(lines) - 1
 
 
 def test_the_aggregate_compares_what_both_recipes_have():

@@ -109,6 +109,15 @@ def test_a_run_of_another_patch_stops_the_selection(results, tmp_path):
         selection.plan(2)
 
 
+def test_a_task_ends_with_its_run(copy):
+    """Though the next round is not known yet; one of the next round has to wait."""
+    output = output_of(suite(copy, "benchmark/selection.sh", "--dry-run", TASK="79"))
+    assert "--env-id Ant-v4 --seed 104 --exp-name staggered_std " in output
+    assert "round 1 is not complete" not in output
+    output = output_of(suite(copy, "benchmark/selection.sh", "--dry-run", TASK="80"), code=1)
+    assert "round 1 is not complete" in output
+
+
 def test_the_plan_has_144_runs(results):
     for name in selection.candidates().index:
         results(name, "103 104 105 106", 1)
