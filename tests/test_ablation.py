@@ -228,6 +228,12 @@ def test_every_switch_of_the_script_has_a_row():
 ENVS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 
 
+def test_a_smaller_loss_is_a_gain():
+    """Of tasks with negative returns."""
+    worse, better = np.array([-10.0, -12.0, -14.0]), np.array([-5.0, -6.0, -7.0])
+    assert stats.relative_difference([(worse, better)])[0] == pytest.approx(0.5)
+
+
 def test_effects_are_shares_over_all_tasks(put):
     """A change that lacks a task, or seeds, has none yet."""
     rng = np.random.default_rng(0)

@@ -865,6 +865,29 @@ def test_resumed_run_is_bit_equal_to_one_never_stopped(run_atari_fast, monkeypat
     assert True in resets and False in resets
 
 
+def test_what_the_first_reset_pays_counts(run_atari_fast, monkeypatch):
+    """FIRE and no-ops may bring rewards, in training and in evaluation."""
+    make_envs = ppo.make_envs
+
+    def paying(*args):
+        envs = make_envs(*args)
+        reset = envs.reset
+
+        def first(**how):
+            obs, infos = reset(**how)
+            return obs, infos | {"reward": 1000.0 * np.arange(1, 1 + envs.num_envs)}
+
+        envs.reset = first
+        return envs
+
+    monkeypatch.setattr(ppo, "make_envs", paying)
+    size = {"max_episode_steps": 20, "num_steps": 32, "total_timesteps": 256}
+    result = run_atari_fast(eval_episodes=3, **size)
+    thousands = [value // 1000 for _, value, _ in episodes_of(result["run_dir"])]
+    assert sorted(thousands[:2]) == [1, 2] and set(thousands[2:]) == {0}
+    assert [value // 1000 for value in result["eval_returns"]] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "changes", [{"env_backend": "envpool"}, {"repeat_action_probability": 0.25}]
 )

@@ -181,7 +181,7 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(copy):
         output = output_of(process, code)  # to its end: whoever trains holds no pipe to here
         assert f"run  CartPole-v1__ppo__1{resumed}" in output and "FAIL" not in output
         assert ("start the suite again" in output) == (signum != signal.SIGKILL)
-        deadline = time.monotonic() + (10 if signum == signal.SIGKILL else 0)
+        deadline = time.monotonic() + (60 if signum == signal.SIGKILL else 0)
         while trains(copy) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert trains(copy) == []
@@ -617,7 +617,8 @@ class MicroRTS:  # game n ends after 1 + n % 3 steps: lost, drawn, won, lost; a 
         first = self.t <= 1 + self.n % 3
         win_loss = np.where(ends, np.where(first, 10 * (self.n % 4 % 3 - 1), 20), 0)
         reward = np.stack([win_loss, np.full(len(self.n), 5)], axis=1) @ self.weights
-        return np.zeros((len(self.n), 2)), reward, ends, np.zeros(len(self.n), bool), {}
+        drawn = ends & first & (self.n % 4 % 3 == 1)  # by the time limit
+        return np.zeros((len(self.n), 2)), reward, ends & ~drawn, drawn, {}
 
     def close(self):
         pass
@@ -824,7 +825,7 @@ def test_runs_side_by_side_have_one_gpu_each(copy):
             at_work.append(gpu)
         else:
             at_work.remove(gpu)
-    assert sorted(lines) == sorted(["+3", "-3", "+5", "-5"] * 2)
+    assert len(lines) == 2 * 4 and {gpu for _, gpu in lines} == {"3", "5"}
 
 
 def test_all_cores_are_those_of_the_machine(copy):
@@ -833,9 +834,11 @@ def test_all_cores_are_those_of_the_machine(copy):
     cores = subprocess.check_output(["nproc"], env={"PATH": os.environ["PATH"]}, text=True).strip()
     script = "source benchmark/run.sh; STEPS=1000000 SEEDS=1\n"
     script += "".join(f"run_recipe {name} default\n" for name in ("atari", "mujoco", "atari"))
+    script += "ENVS=starpilot run_recipe procgen openai\n"
     there = {"PYTHON": "bash python.sh", "OMP_NUM_THREADS": "1", "ENVS": "Pong-v5"}
     output_of(suite(copy, "-c", script, **there))
-    assert (copy / "threads").read_text().split() == [cores, "1", cores]
+    of_four = str(-(-int(cores) // 4))  # processes of each run
+    assert (copy / "threads").read_text().split() == [cores, "1", cores, of_four]
 
 
 def test_a_picture_needs_the_run_itself(copy):
@@ -1282,7 +1285,8 @@ writer = EventFileWriter(str(run))
 for i in range(1, 21):  # a step takes SECONDS
     value = Summary.Value(tag="charts/SPS", simple_value=1.0)
     wall = 1000 + i * SECONDS
-    writer.add_event(Event(wall_time=wall, step=i, summary=Summary(value=[value])))
+    for late in (0, SECONDS / 2):  # two of a step, as PPG has after a phase: the last one counts
+        writer.add_event(Event(wall_time=wall + late, step=i, summary=Summary(value=[value])))
 writer.close()
 """
 RELAY = 'import os, runpy\nrunpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")\n'

@@ -234,7 +234,7 @@ def test_lines_that_start_from_a_trained_agent(tmp_path, monkeypatch):
         torch.testing.assert_close(new["agent"][name], weight)
     assert new["obs_rms"][2] > 1.5 * old["obs_rms"][2]  # counts of samples: it went on from there
     assert new["return_rms"][2] > 1.5 * old["return_rms"][2]
-    monkeypatch.delitem(sys.modules, "my_ppo")
+    sys.modules.pop("my_ppo")
 
 
 def test_example_of_a_sweep(tmp_path, monkeypatch, capsys):

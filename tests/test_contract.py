@@ -387,6 +387,7 @@ def test_where_the_state_cannot_be_saved_a_run_goes_on_with_new_episodes(script,
     assert seeds[-1] >= args.seed + 3 * args.num_envs  # not those of an earlier start again
     episodes = episodes_of(run_dir)
     assert episodes[: len(before)] == before
+    assert len(episodes) > len(before)
     for step, _, length in episodes[len(before) :]:  # lengths begin with the environments
         since = step - checkpoint["global_step"]
         assert length * (1 if script.reset_rows else args.num_envs) <= since
@@ -1131,10 +1132,11 @@ def test_sigkill_at_random_moments(script, folder):
             running = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT)
         path = home / "runs"
         age = lambda: max((f.stat().st_mtime_ns for f in path.glob("*/checkpoint.pt")), default=0)  # noqa: E731
-        for _ in range(2):  # checkpoints, of which there are 50 in the run or more
-            before = age()
-            wait_for(lambda: age() > before, running)
-        time.sleep(draw.uniform(0, 5) * (age() - before) / 1e9)
+        ages = [age()]
+        for _ in range(4):  # checkpoints, of which there are 50 in the run or more
+            wait_for(lambda: age() > ages[-1], running)
+            ages.append(age())
+        time.sleep(draw.uniform(0, 5) * min(np.diff(ages[1:])) / 1e9)  # a stall is no iteration
         running.kill()
         assert running.wait() == -signal.SIGKILL
         checkpoint = checkpoint_of(the_run())

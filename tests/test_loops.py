@@ -4,6 +4,7 @@ what a resumed run goes on with.
 What is special about the loop of one script is tested in the file of that script.
 """
 
+import csv
 from dataclasses import replace
 from itertools import pairwise
 
@@ -207,13 +208,22 @@ def test_speed_and_shares_of_time(script, spy, monkeypatch):
     phases = spy(module, "aux_loss") if hasattr(module, "aux_loss") else []
     now = lambda: 1e9 + 5 * len(rollouts) + 20 * len(updates) + 3 * len(phases)  # noqa: E731
     monkeypatch.setattr(module.time, "time", now)
-    scalars = scalars_of(train(script))
+    run_dir = train(script)
+    scalars = scalars_of(run_dir)
     assert [seconds for _, seconds in scalars["time/rollout"]] == [5] * 4
     assert [seconds for _, seconds in scalars["time/update"]] == [20] * 4
     auxiliary = [seconds for _, seconds in scalars.get("time/auxiliary", [])]
     assert sum(auxiliary) == 3 * len(phases) and bool(phases) == bool(auxiliary)
     step, speed = scalars["charts/SPS"][-1]
     assert speed == pytest.approx(step / (4 * 25 + sum(auxiliary)))
+    if phases:
+        return
+    with open(run_dir / "episodes.csv") as file:
+        episodes = [(int(row["step"]), float(row["seconds"])) for row in csv.DictReader(file)]
+    assert episodes or "procgen" in script.name  # whose games may be longer than the run
+    ends = [step for step, _ in scalars["losses/policy_loss"]]
+    for step, seconds in episodes:  # those of a rollout end after its 5 seconds
+        assert seconds == 25 * np.searchsorted(ends, step) + 5
 
 
 # -- resuming --

@@ -1185,7 +1185,7 @@ def test_evaluation_plays_whole_games(run_multidiscrete, monkeypatch):
     assert evaluated(play) == returns != greedy
 
 
-def test_evaluation_plays_in_this_process(run_multidiscrete, monkeypatch):
+def test_evaluation_of_an_async_run_plays_in_this_process(run_multidiscrete, monkeypatch):
     """What training had in worker processes: a renderer hangs there after a fork."""
     played = run_multidiscrete(env_id="CartPole-v1", env_backend="async", eval_episodes=2)
     monkeypatch.setattr(gym.vector, "AsyncVectorEnv", None)

@@ -359,12 +359,17 @@ def test_the_values_gradient_is_that_of_its_loss(bound, run_trpo, spy):
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
-def test_the_values_gradient_is_clipped(run_trpo, spy):
-    updates = spy(trpo, "loss_and_grad")
-    run_trpo(max_grad_norm=1e-3)
-    clipped = [gradient.norm().item() for _, (gradient, _) in updates]
-    assert clipped == pytest.approx([1e-3] * len(updates), rel=0.01)
-    assert all(stats["grad_norm"] > 0.01 for _, (_, stats) in updates)
+@pytest.mark.parametrize("bootstrap, cut", [(True, 0), (False, 6)])
+def test_time_limits(bootstrap, cut, run_trpo, spy):
+    """Six episodes of five steps, which the limit ends; what followed them has a value."""
+    calls = spy(trpo, "gae")
+    steps = {"num_envs": 2, "num_steps": 16, "total_timesteps": 32}
+    run_trpo(env_id="Truncating-v0", norm_obs=False, bootstrap_truncation=bootstrap, **steps)
+    (_, values, following, terminations, dones, *_), _ = calls[0]
+    assert dones.sum() == 6 and terminations.sum() == cut
+    inside = dones[:-1] == 0
+    np.testing.assert_allclose(following[:-1][inside], values[1:][inside], atol=1e-6)
+    assert abs(following[dones == 1]).min() > 0
 
 
 @pytest.mark.e2e
