@@ -233,7 +233,7 @@ def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lam
     `next_values[t]` is the value of the state that followed step t, before any reset. A termination
     drops it; the end of an episode for any reason (`dones`) stops the sum.
     """
-    delta = rewards + gamma * next_values * (1 - terminations) - values
+    delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
     advantages = np.zeros_like(delta)
     lastgaelam = np.zeros_like(delta[0])

@@ -60,8 +60,11 @@ def column(*numbers) -> np.ndarray:
 
 
 def test_gae_by_hand(script):
-    """Truncated after t=2 in a state of value 8, terminated after t=4; gamma = lambda = 1/2."""
-    values, next_values = column(1, 2, 3, 4, 5, 6), column(2, 3, 8, 5, 1000, 7)
+    """Truncated after t=2 in a state of value 8, terminated after t=4; gamma = lambda = 1/2.
+
+    An environment may end because its state is no longer finite: that value counts for nothing.
+    """
+    values, next_values = column(1, 2, 3, 4, 5, 6), column(2, 3, 8, 5, math.nan, 7)
     terminations, dones = column(0, 0, 0, 0, 1, 0), column(0, 0, 1, 0, 1, 0)
     got = script.gae(np.ones((6, 1)), values, next_values, terminations, dones, 0.5, 0.5)
     assert got[:, 0].tolist() == [1.25, 1.0, 2.0, -1.5, -4.0, -1.5]
