@@ -8,9 +8,8 @@
 Run:     uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
 Expect:  after 1M steps (two minutes) a return of 1,750, with the README's flags 5,250 (medians)
-Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [M01] to [M09] are the details
-         for continuous control of "The 37 Implementation Details of PPO"; [S01], [S03] and [S04]
-         are ours. `numpy_policy`, `compiled` and the flat `params` are for speed alone.
+Read:    to the end of `train`, beside ppo.py. [M01] to [M09] are of "The 37 Implementation Details
+         of PPO", [S..] are ours; `numpy_policy`, `compiled` and flat `params` are for speed alone.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the networks have P parameters.
 """
@@ -89,6 +88,7 @@ class Args:
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
+    staggered_resets: bool = False  # let the first episodes end at different times [S09]
 
     # -- run --
     env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
@@ -349,6 +349,9 @@ def train(args: Args) -> dict:
         else:  # new episodes, and not those of the first iteration again
             raw_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
             next_obs = normalize_obs(obs_rms, raw_obs, args)
+    if args.staggered_resets and not (checkpoint and checkpoint["envs"]):  # [S09] staggered resets
+        limit = envs.get_attr("_max_episode_steps")[0]
+        envs.set_attr("_elapsed_steps", [n * limit // N for n in range(N)])  # of the first episodes
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -571,6 +574,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(real, f"{args.env_id} acts in {action_space}; this script needs real numbers")
     bounded = action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
+    limited = env.spec.max_episode_steps or not args.staggered_resets
+    require(limited, f"{args.env_id} has no time limit: --staggered-resets needs one")
     if video_dir:
         env = record_videos(env, video_dir)
     # A copy of each observation: a reset may reuse the memory of final_obs

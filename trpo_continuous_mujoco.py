@@ -93,6 +93,7 @@ class Args:
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
     bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
+    staggered_resets: bool = False  # let the first episodes end at different times [S09]
 
     # -- run --
     env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
@@ -403,6 +404,9 @@ def train(args: Args) -> dict:
         else:  # new episodes, and not those of the first iteration again
             raw_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
             next_obs = normalize_obs(obs_rms, raw_obs, args)
+    if args.staggered_resets and not (checkpoint and checkpoint["envs"]):  # [S09] staggered resets
+        limit = envs.get_attr("_max_episode_steps")[0]
+        envs.set_attr("_elapsed_steps", [n * limit // N for n in range(N)])  # of the first episodes
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -632,6 +636,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(real, f"{args.env_id} acts in {action_space}; this script needs real numbers")
     bounded = action_space.is_bounded() or not (args.squash_actions or args.scale_actions)
     require(bounded, f"{args.env_id} has no bounds to squash or scale actions to")
+    limited = env.spec.max_episode_steps or not args.staggered_resets
+    require(limited, f"{args.env_id} has no time limit: --staggered-resets needs one")
     if video_dir:
         env = record_videos(env, video_dir)
     # A copy of each observation: a reset may reuse the memory of final_obs

@@ -32,6 +32,7 @@ STRONG = "--num-envs 64 --num-steps 32 --no-clip-vloss --init-log-std -0.5 --no-
 STRONG += " --vf-coef 0.25 --scale-actions"  # when the plan was made
 ROUNDS = [("103 104", 10), ("105 106", 4), ("107 108 109 110", 2)]  # seeds, candidates
 RESULT_AIMS = AIMS | {"Humanoid-v4": 1030}
+FLAG_OF = {"variants/staggered_resets.patch": "--staggered-resets"}  # the same to the bit: a test
 BESIDE = ["strong", "ppo_continuous_mujoco", "no_bootstrap"]  # recipes of mujoco.sh
 FINAL = {  # seeds and environments of the results
     "known": (
@@ -111,9 +112,13 @@ def plan(round_: int) -> str:
 def final_plan(part: str) -> str:
     """What run.sh runs when the recipe is chosen; it is named `chosen`, whatever it is."""
     (best,) = left(len(ROUNDS))
+    chosen = candidates().loc[best]
+    if flag := FLAG_OF.get(chosen["script"]):
+        script = "ppo_continuous_mujoco.py"
+        chosen = {"script": script, "flags": f"{chosen['flags']} {flag}"}
     recipes = read_recipes()
     recipes = recipes[recipes["suite"] == "mujoco"].set_index("experiment")
-    rows = {"chosen": candidates().loc[best]} | {name: recipes.loc[name] for name in BESIDE}
+    rows = {"chosen": chosen} | {name: recipes.loc[name] for name in BESIDE}
     seeds, envs = FINAL[part]
     lines = [f"{r['script']} {env} {name} {r['flags']}" for env in envs for name, r in rows.items()]
     return "\n".join([seeds, *lines])

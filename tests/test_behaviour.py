@@ -579,6 +579,38 @@ def test_mujoco_an_async_run_leaves_the_process_as_it_was(run_mujoco):
     assert not multiprocessing.active_children()
 
 
+# -- staggered resets --
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_mujoco_first_episodes_end_at_different_times(backend, run_mujoco):
+    """HalfCheetah never falls: only the limit of 1,000 steps ends its episodes."""
+    staggered = {"env_id": "HalfCheetah-v4", "num_envs": 4, "staggered_resets": True}
+    short = {"num_steps": 800, "total_timesteps": 6400, "update_epochs": 1}
+    result = run_mujoco(env_backend=backend, **staggered | short)
+    episodes = [(step, length) for step, _, length in episodes_of(result["run_dir"])]
+    first = [(4 * length, length) for length in (250, 500, 750, 1000)]
+    assert episodes == first + [(4 * (1000 + length), 1000) for length in (250, 500)]
+
+
+def test_mujoco_a_resumed_run_keeps_its_ages(run_mujoco):
+    """The ages of the checkpoint, not those of the start again."""
+    staggered = {"env_id": "HalfCheetah-v4", "num_steps": 100, "staggered_resets": True}
+    half = {"total_timesteps": 400, "anneal_lr": False}
+    run_dir = run_mujoco(**staggered | half)["run_dir"]
+    run_mujoco(**staggered | half | {"total_timesteps": 800, "resume": str(run_dir)})
+    states = checkpoint_of(run_dir)["envs"]
+    assert [state["elapsed_steps"] for state in states] == [400, 900]
+
+
+def test_mujoco_resumed_with_new_episodes_ages_differ_again(run_mujoco):
+    """Where the environments' state cannot be saved."""
+    staggered = {"env_id": "HalfCheetah-v4", "env_backend": "async", "staggered_resets": True}
+    half = {"num_steps": 400, "total_timesteps": 800, "update_epochs": 1, "anneal_lr": False}
+    run_dir = run_mujoco(**staggered | half)["run_dir"]
+    assert episodes_of(run_dir) == []
+    run_mujoco(**staggered | half | {"total_timesteps": 2400, "resume": str(run_dir)})
+    assert [length for _, _, length in episodes_of(run_dir)] == [500]
+
+
 # -- what is logged --
 def test_partial_batch_is_dropped(script, run_script, watch):
     seen = watch(script)

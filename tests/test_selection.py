@@ -136,8 +136,8 @@ def test_the_results_are_of_the_chosen_recipe_on_seeds_of_their_own(results):
     known, unseen = (selection.final_plan(part).splitlines() for part in ("known", "unseen"))
     runs = [len(seeds.split()) * len(lines) for seeds, *lines in (known, unseen)]
     assert runs == [10 * 6 * 4, 5 * 3 * 4]
-    rows = selection.candidates().loc["staggered_rate"]
-    assert known[1] == f"{rows['script']} HalfCheetah-v4 chosen {rows['flags']}"
+    flags = selection.candidates()["flags"]["staggered_rate"] + " --staggered-resets"
+    assert known[1] == f"ppo_continuous_mujoco.py HalfCheetah-v4 chosen {flags}"
     assert unseen[-1] == (
         "ppo_continuous_mujoco.py Pusher-v5 no_bootstrap --no-bootstrap-truncation"
     )

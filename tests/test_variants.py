@@ -300,6 +300,17 @@ def test_staggered_ages_survive_a_checkpoint(variant):
     assert [state["elapsed_steps"] for state in states] == [200, 700]
 
 
+def test_the_flag_for_staggered_resets_does_what_the_patch_does(variant):
+    """The selection ran the patch, its results run the flag."""
+    _, run = variant("staggered_resets")
+    small = {"env_id": "HalfCheetah-v4", "num_envs": 4, "num_steps": 260, "total_timesteps": 3120}
+    row = SCRIPTS["ppo_continuous_mujoco"]
+    args = row.module.Args(**row.tiny | small, staggered_resets=True)
+    runs = [run(**small), Path(row.module.train(args)["run_dir"])]
+    assert torch.equal(*map(weights_of, runs))
+    assert episodes_of(runs[0]) == episodes_of(runs[1]) != []
+
+
 def test_adams_count_begins_anew(variant):
     """Four minibatches an iteration, of four iterations."""
     _, run = variant("adam_reset")
