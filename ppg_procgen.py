@@ -11,13 +11,13 @@
 Run:     uv run ppg_procgen.py --env-id starpilot
 Look:    tensorboard --logdir runs
 Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one to
-         two cores (one seed); published after 25M: 34 to 35 (CleanRL), 42 (OpenAI's, --arch shared)
+         two cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
 Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
          details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), [S01] is ours, the others
-         are those of "The 37 Implementation Details of PPO". "~" marks one left out.
+         are as in ppo.py, "~" marks one left out. Defaults: CleanRL's; OpenAI's: docs/procgen.md.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15; an auxiliary
-         phase has R rollouts of T steps of one environment.
+         phase has R rollouts, each T steps of one environment (elsewhere a rollout is a batch).
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above
+    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above those
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -183,7 +183,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # both layers: 6**-0.5; the variances of six such blocks add up to 1
+        std = 6**-0.25  # two layers: 6**-0.5; without ReLUs the variances of six blocks sum to 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -222,7 +222,7 @@ class Agent(nn.Module):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
         if self.detach:  # [P02] the value does not train the policy's features
-            value_hidden = value_hidden.detach()
+            value_hidden = value_hidden.detach()  # in both phases; the paper: in the policy phase
         value = self.critic(value_hidden.float()).squeeze(-1)
         return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
 
@@ -380,7 +380,7 @@ def train(args: Args) -> dict:
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
     aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
-    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -422,7 +422,7 @@ def train(args: Args) -> dict:
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
     place = (start_iteration - 1) % args.n_iteration  # iterations of its phase that are over
-    all_gather(make_obs_file(local_args, obs_file, place))  # if one fails, nothing is logged
+    all_gather(make_obs_file(local_args, obs_file, place))  # waits: if one fails, nothing is logged
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
@@ -495,7 +495,7 @@ def train(args: Args) -> dict:
             compiles = args.compile and args.skip_aux_every != 1
             aux_loss_fn = compiled(aux_loss, device, example) if compiles else aux_loss
         metrics = []  # a dict of scalar tensors for each minibatch
-        for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration of these updates
+        for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration times this update
             b_inds = torch.randperm(local_args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
@@ -560,15 +560,10 @@ def train(args: Args) -> dict:
                     aux_logits[rows] = logits.unflatten(0, (-1, T))
             aux_metrics = []  # a dict for each minibatch, of tensors until its pass is over
             passes = 0  # done before the run was stopped
-            # A resumed run plays the last iteration of the phase again, then skips the passes that
-            # were done, if the policy to clone is the same as then: the sum of its logits tells
             phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
-            if paused and paused["phase_key"] == phase_key:
+            if restore_learners(paused, phase_key, learners, rank):
                 passes, aux_metrics = paused["passes"], paused["metrics"]
                 start_time = time.time() - paused["seconds"]
-                restore_learners(paused, learners, rank)
-            elif paused and paused["phase_key"][0] == iteration and rank == 0:
-                print("the policy is not the one that was stopped: all passes are made anew")
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
             for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
                 label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
@@ -598,8 +593,8 @@ def train(args: Args) -> dict:
             writer.add_scalar("charts/SPS", global_step / (now - start_time), global_step)  # anew
 
         # -- checkpoint --
-        # Whatever the clock says: before an auxiliary phase, whose passes add `paused` to this one,
-        # and after it, because the next iteration overwrites the rollouts
+        # Whatever the clock says: before an iteration that ends a phase, whose auxiliary passes put
+        # `paused` into this checkpoint, and after it, because the next one overwrites the rollouts
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now
@@ -860,11 +855,19 @@ def save_learners(run_dir: Path, paused: dict, learners: dict, rank: int) -> Non
         save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
 
 
-def restore_learners(paused: dict, learners: dict, rank: int) -> None:
-    """Put back what `save_learners` saved; the iteration before the phase was played again."""
+def restore_learners(paused: dict | None, phase_key: list, learners: dict, rank: int) -> bool:
+    """Put back what `save_learners` saved; False, for all passes anew, if the policy is another.
+
+    A resumed run plays the last iteration of the phase again: the sum of the logits tells.
+    """
+    if not paused or paused["phase_key"] != phase_key:
+        if paused and paused["phase_key"][0] == phase_key[0] and rank == 0:
+            print("the policy is not the one that was stopped: all passes are made anew")
+        return False
     for name, learner in learners.items():
         learner.load_state_dict(paused[name])
     torch.set_rng_state(paused["rng"][rank].clone())
+    return True
 
 
 def progress(rows, label: str, rank: int) -> tqdm:
@@ -882,7 +885,7 @@ def keep_freed_memory() -> None:
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """A function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

@@ -7,9 +7,9 @@
 
 Run:     uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Look:    tensorboard --logdir runs
-Expect:  after 1M steps (two minutes) a return of 1,750, with the README's flags 5,250 (medians)
-Read:    to the end of `train`, beside ppo.py. [M01] to [M09] are of "The 37 Implementation Details
-         of PPO", [S..] are ours; `numpy_policy`, `compiled` and flat `params` are for speed alone.
+Expect:  a return of 1,700 after 1M steps (1 to 20 minutes), 5,100 with the README's flags (means)
+Read:    to the end of `train`, beside ppo.py. [C..], [M..] and [X..] are of "The 37 Implementation
+         Details of PPO", [S..] ours; `numpy_policy`, `compiled`, flat `params` are for speed alone.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation has O numbers, an action has A; the networks have P parameters.
 """
@@ -169,7 +169,7 @@ class Agent(nn.Module):
         critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] [M04] separate
         A = action_space.shape[0]
         self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
-        log_std = torch.full((A,), args.init_log_std)
+        log_std = torch.full((A,), float(args.init_log_std))
         self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
         self.args = args
@@ -659,7 +659,7 @@ def numpy_policy(network: nn.Sequential):
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """The function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

@@ -12,7 +12,7 @@ Run:     uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --num-envs 16 \
 Look:    tensorboard --logdir runs
 Expect:  a return of 500 (median of 3 seeds) after 90 to 260 s on one core
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
-         LSTM details of "The 37 Implementation Details of PPO", [S01] and [S02] are ours.
+         LSTM details, [S01] and [S02] ours. Skip at first what ppo_atari.py names, and `upload`.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them in
          S sequences of up to L steps; an observation is C frames of 84 x 84 pixels or O numbers
          and becomes F features; an action is one of A; the memory has H = 128 units.
@@ -286,7 +286,7 @@ class Agent(nn.Module):
             return self.network(obs).float()
 
     def run_lstm(self, features, padded_inds, length: int, state: torch.Tensor) -> torch.Tensor:
-        """Hidden states (M, H) of features (M, F); in between they are a padded array (L, S, F)."""
+        """Hidden states (M, H) of features (M, F), by a padded array (L, S, F) (split_episodes)."""
         padded = features.new_zeros(length * state.shape[1], features.shape[1])
         padded = padded.index_copy(0, padded_inds, features).unflatten(0, (length, -1))  # (L, S, F)
         h, c = state[:, None]  # (1, S, H) each, as nn.LSTM takes them
@@ -381,7 +381,7 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     T, N = keep_state.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
     starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # True: a sequence begins (row 0, after a reset)
-    env, first = starts.nonzero().T  # (S,) each: environment and first step of a sequence
+    env, first = starts.nonzero().T  # (S,) each: place in mb_envs and first step of a sequence
     sequence = starts.flatten().cumsum(0) - 1  # (M,): which one
     step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) within it
     mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
@@ -439,7 +439,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
     rollout_agent.network.to(agent.dtype)
     rollout_agent.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 
@@ -505,7 +505,7 @@ def train(args: Args) -> dict:
             terminations[t] = terminated
             dones[t] = np.logical_or(terminated, truncated)
             rewards[t] = reward
-            next_valid = dones[t] == 0  # [S02] the step after an end ignores its action: it resets
+            next_valid = dones[t] == 0  # [S02] the step after an end only resets: no sample
 
             episodic_return += infos["reward"]
             episodic_length += valid[t]
@@ -926,7 +926,7 @@ def keep_freed_memory() -> None:
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """A function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

@@ -11,7 +11,7 @@
 Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
 Look:    tensorboard --logdir runs
 Expect:  a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (3 seeds)
-Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. [A09] to [X04]
+Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. Marks like [D01]
          name details of "The 37 Implementation Details of PPO" as in ppo.py, [S01] is ours.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them.
          An observation has O numbers or is a grid. An action has D components, with L choices in
@@ -83,7 +83,7 @@ class Args:
     shared_network: bool = True  # one trunk for policy and value, not two networks [C13]
     action_mask: bool = True  # take only actions that the environment's mask allows [X04]
     discretize_actions: int | None = None  # choices of each component of a Box action space
-    frame_skip: int = 9  # ticks of a MicroRTS game that follow each step without new actions
+    frame_skip: int = 9  # ticks of MicroRTS after that of an action, without a new one
     norm_obs: bool = False  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
     norm_reward: bool = False  # divide rewards by the deviation of their discounted sum [M08]
@@ -204,9 +204,9 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
         """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
 
-        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, if it
-        depends on component 0, rows (n, F, 1 + R) of its values: is it allowed, and what is then
-        allowed of the others. MicroRTS: (n, 100, 79), of 100 cells and what the unit there may do.
+        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, where the
+        value of component 0 decides about the others, (n, F, 1 + R): is the value allowed, then the
+        mask of the others. MicroRTS: (n, 100, 79), of 100 cells and what the unit there may do.
         """
         scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
         mask = mask_table
@@ -442,7 +442,7 @@ def train(args: Args) -> dict:
             example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
             if args.env_id in MicroRTS.tasks:
-                gc.freeze()  # each collection of Java's starts one of Python's: spare it these
+                gc.freeze()  # Java's collections start Python's: these objects are spared
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
@@ -785,7 +785,7 @@ def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """The function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

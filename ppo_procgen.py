@@ -103,7 +103,7 @@ class Args:
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
-    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above
+    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above those
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -325,7 +325,7 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    rollout_agent = copy.deepcopy(agent)  # acts; with --bf16 its weights are cast once a rollout
+    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -678,7 +678,7 @@ def keep_freed_memory() -> None:
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """A function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

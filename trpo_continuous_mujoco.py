@@ -174,7 +174,7 @@ class Agent(nn.Module):
         critic_trunk = trunk()  # [M04] separate, or fitting the value would move the policy
         A = action_space.shape[0]
         self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
-        log_std = torch.full((A,), args.init_log_std)
+        log_std = torch.full((A,), float(args.init_log_std))
         self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
         self.critic = nn.Sequential(*critic_trunk, layer_init(nn.Linear(64, 1), 1.0, args))
         self.args = args
@@ -721,7 +721,7 @@ def numpy_policy(network: nn.Sequential):
 
 
 def compiled(function, device: torch.device, example: tuple):
-    """The function as one graph, or as it is if its first call, with these arguments, fails."""
+    """One graph of the function; the function itself if a call with `example` fails."""
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:

@@ -243,7 +243,9 @@ def original_of(facts: dict[str, str]) -> str:
         return f"the post's `{original}` ({commit})"
     if original.startswith("configs/"):
         return f"Implementation Matters' `{Path(original).stem.split('_', 1)[1]}` ({commit})"
-    return f"OpenAI's `{original}` ({commit}), `arch={json.loads(facts['args'])['arch']}`"
+    arch = json.loads(facts["args"])["arch"]
+    phases = ", no auxiliary phase" if arch == "shared" else ""
+    return f"OpenAI's `{original}` ({commit}), `arch={arch}`{phases}"
 
 
 def equal_section() -> str:

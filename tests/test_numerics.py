@@ -376,9 +376,11 @@ def test_initial_scales(script):
     assert set(dict(agent.named_parameters())) == parameters
 
 
-def test_mujoco_initial_deviation():
-    logstd = make_agent(init_log_std=-0.7).actor_logstd
-    torch.testing.assert_close(logstd, torch.full((2,), -0.7).double(), atol=1e-7, rtol=0)
+@pytest.mark.parametrize("init_log_std", [-0.7, -1])  # an int, as a sweep may give it
+def test_mujoco_initial_deviation(init_log_std):
+    logstd = make_agent(init_log_std=init_log_std).actor_logstd
+    expected = torch.full((2,), float(init_log_std)).double()
+    torch.testing.assert_close(logstd, expected, atol=1e-7, rtol=0)
 
 
 def test_without_ortho_init_layers_are_those_of_torch(script):
