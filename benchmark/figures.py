@@ -225,11 +225,12 @@ def draw_times() -> None:
     theirs, ours = published_minutes(), measured_minutes()
     colours, counts = recipes_of(FOLDER)["colour"], {}
     envs = list(dict.fromkeys(race.env for race in found))
+    most = max(sum(race.env == env for race in found) for env in envs)
     end = 12000  # seconds, where it says how many never get there
     fig, ax = plt.subplots(figsize=(WIDTH, 0.75 * len(envs) + 1.9))
     for i, env in enumerate(envs):
         here = [race for race in found if race.env == env]
-        for at, race in zip(i + np.linspace(-0.25, 0.25, 3)[: len(here)], here):
+        for at, race in zip(i + np.linspace(-0.28, 0.28, most), here):
             draw_race(ax, at, race, colours[race.exp], end)
             counts.setdefault((race.label, colours[race.exp]), []).append(len(race.seconds))
         for minutes, mark in ((theirs.get(env, {}).get("minutes"), "D"), (ours.get(env), "s")):

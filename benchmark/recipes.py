@@ -17,6 +17,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
 SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 ABLATION = "strong_no_"  # how the names of the strong recipe's ablations begin
+CLEAN = "selection_results"  # folder: the chosen recipe and those beside it, on new seeds
 
 
 @cache
@@ -32,7 +33,12 @@ def suites() -> dict[str, list[str]]:
 
 
 def without_suffix(folder: str) -> str:
-    """mujoco for mujoco_patch: the folder of a suite before SUFFIX of run.sh."""
+    """mujoco for mujoco_patch: the folder of a suite before SUFFIX of run.sh.
+
+    The results of the selection are MuJoCo's, too.
+    """
+    if folder.startswith(CLEAN):
+        return "mujoco"
     known = {*read_recipes()["folder"], "mujoco_selection", "ablation_study_flags"}
     fits = [name for name in known if folder.startswith(name)]
     return max(fits, key=len, default=folder)

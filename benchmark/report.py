@@ -82,6 +82,8 @@ def sections() -> dict[str, Callable[[], str]]:
     made |= special | {STUDY: study_section}
     made |= {"effects": effects_section, SELECTION: selection_section}
     made |= {RESULTS_FOLDER: results_section}
+    if RESULTS_FOLDER in folders():
+        made["selection_returns"] = partial(folder_section, RESULTS_FOLDER)
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
     return made | {"where": where_table, "patches": patches_table, "suites": suites_section}

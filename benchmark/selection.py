@@ -19,12 +19,12 @@ import pandas as pd
 from ablation import VARIANTS, returns_of
 from patches import script_of
 from provenance import labels
-from recipes import HERE, environments_of, read_recipes, recipes_of
+from recipes import CLEAN, HERE, environments_of, read_recipes, recipes_of
 from results import RESULTS, groups_of, read_facts, read_runs
 from stats import improvement_interval
 from tables import cell_of, mean_cell, setups, table
 
-FOLDER, RESULTS_FOLDER = "selection", "selection_results"
+FOLDER, RESULTS_FOLDER = "selection", CLEAN
 FLAGS = ""  # for every run, beside a SUFFIX
 AIMS = {"HalfCheetah-v4": 6000, "Hopper-v4": 2600, "Walker2d-v4": 3700, "Ant-v4": 3500}
 STEPS = 1_000_000

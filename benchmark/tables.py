@@ -29,9 +29,8 @@ from stats import (
     normalized,
 )
 
-EQUAL = 5  # seeds of each environment in the aggregate
-AGGREGATE_RULE = f"""
-All environments with a figure of CleanRL and at least {EQUAL} seeds; of each the first {EQUAL} in
+AGGREGATE_RULE = """
+All environments with a figure of CleanRL and at least SEEDS seeds; of each the first SEEDS in
 order of their numbers. Returns are divided by CleanRL's mean: that of all seeds behind all its
 figures for the environment. The interval resamples seeds and draws CleanRL's means with their
 standard error. *By the lowest* and *by the highest* divide by only one of its figures for each
@@ -123,12 +122,19 @@ def returns_table(folder: str, runs: pd.DataFrame) -> str:
     return table(head, rows, left=2)
 
 
-def first_seeds(runs: pd.DataFrame, exp: str) -> dict[str, np.ndarray]:
-    """The final returns of the first EQUAL seeds of each environment that has as many."""
+def equal_seeds(folder: str, runs: pd.DataFrame) -> int:
+    """How many seeds each recipe has on each environment with a figure of CleanRL; at least 5."""
+    groups = [group for _, group in groups_of(runs, "env", "exp")]
+    counts = [len(group) for group in groups if peers(folder, group.iloc[0])]
+    return max(FEWEST, min(counts, default=0))
+
+
+def first_seeds(runs: pd.DataFrame, exp: str, n: int) -> dict[str, np.ndarray]:
+    """The final returns of the first n seeds of each environment that has as many."""
     found = {}
     for env, group in groups_of(runs[runs["exp"] == exp], "env"):
-        if len(group) >= EQUAL:
-            found[env] = group.sort_values("seed")["final_return"].to_numpy()[:EQUAL]
+        if len(group) >= n:
+            found[env] = group.sort_values("seed")["final_return"].to_numpy()[:n]
     return found
 
 
@@ -141,12 +147,12 @@ def cell_of(value: float, low: float, high: float) -> str:
     return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def aggregate_row(folder: str, runs: pd.DataFrame, exp: str, first: str) -> list[str]:
-    """A recipe over all environments with a figure of CleanRL; [label, n] if they are few."""
+def aggregate_row(folder: str, runs: pd.DataFrame, exp: str, first: str, n: int) -> list[str]:
+    """n seeds over all environments with a figure of CleanRL; [label, how many] if they are few."""
     of_exp = runs[runs["exp"] == exp]
     facts = {env: group.iloc[0] for env, group in groups_of(of_exp, "env")}
     figures = {env: peers(folder, fact) for env, fact in facts.items()}
-    scores = first_seeds(runs, exp)
+    scores = first_seeds(runs, exp, n)
     envs = [env for env in scores if figures[env]]
     label = of_exp["label"].iloc[0]
     if len(envs) < 3:
@@ -158,7 +164,7 @@ def aggregate_row(folder: str, runs: pd.DataFrame, exp: str, first: str) -> list
     row += [f"{interquartile_mean(returns / by):.2f}" for by in (lowest, highest)]
     if exp == first:
         return [*row, "-"]
-    old = first_seeds(runs, first)
+    old = first_seeds(runs, first, n)
     shared = [env for env in envs if env in old]
     if not shared:
         return [*row, "-"]
@@ -171,12 +177,14 @@ def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
     """Recipes over all environments, what they are divided by, and which recipes are left out."""
     exps = [exp for exp in runs["exp"].unique() if exp in recipes_of(folder).index]
     exps = [exp for exp in exps if not exp.startswith(ABLATION)]
-    rows = [aggregate_row(folder, runs, exp, exps[0]) for exp in exps]
+    shown = runs[runs["exp"].isin(exps)]
+    n = equal_seeds(folder, shown)
+    rows = [aggregate_row(folder, shown, exp, exps[0], n) for exp in exps]
     full = [row for row in rows if len(row) > 2]
     if len(full) < 2 or len(rows[0]) == 2:  # nothing to compare with
         return ""
     few = [f"*{row[0]}* has {row[1]}" for row in rows if len(row) == 2]
-    text = f"{AGGREGATE_RULE} Improvement is on *{rows[0][0]}*."
+    text = f"{AGGREGATE_RULE.replace('SEEDS', str(n))} Improvement is on *{rows[0][0]}*."
     text += f" Too few environments for a row: {'; '.join(few)}." if few else ""
     head = ["recipe", "environments", "interquartile mean of return / CleanRL's"]
     head += ["by the lowest", "by the highest", "probability of improvement"]

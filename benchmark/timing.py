@@ -16,7 +16,7 @@ from tables import number, setups, table
 
 MILLION = 1_000_000
 FOLDER = "mujoco"  # whose environments have scores of CleanRL
-EXPERIMENTS = ["ppo_continuous_mujoco", "no_bootstrap", "strong"]
+EXPERIMENTS = ["ppo_continuous_mujoco", "no_bootstrap", "strong", "chosen"]
 PEER_SPEED = "ppo_continuous_mujoco__cleanrl_ppo_continuous_action.csv"  # on the runs' processor
 SPEED_RULE = """
 Medians, ours / peer, with ranges in brackets; both ran in turns on the same machine. Steps/s are

@@ -1089,7 +1089,7 @@ def test_published_figures_are_pooled_with_their_spread():
 
 def test_the_aggregate_has_the_first_five_seeds_of_each_task():
     runs = results.read_runs("mujoco")
-    scores = tables.first_seeds(runs, "ppo_continuous_mujoco")
+    scores = tables.first_seeds(runs, "ppo_continuous_mujoco", 5)
     assert {len(x) for x in scores.values()} == {5} and "Humanoid-v4" in scores
     humanoid = runs[(runs["env"] == "Humanoid-v4") & (runs["exp"] == "ppo_continuous_mujoco")]
     first = humanoid[humanoid["seed"] <= 5]["final_return"]
@@ -1110,12 +1110,12 @@ def test_ablations_stand_beside_the_same_seeds():
 def test_the_aggregate_compares_what_both_recipes_have():
     """Without three environments of the first recipe there is nothing to compare with."""
     runs = results.read_runs("mujoco")
-    row = tables.aggregate_row("mujoco", runs, "strong", "ppo_continuous_mujoco")
+    row = tables.aggregate_row("mujoco", runs, "strong", "ppo_continuous_mujoco", 5)
     assert row[1] == "5" and "environments" not in row[-1]
     of_first = runs["exp"] == "ppo_continuous_mujoco"
     for gone, last in (({"Hopper-v4"}, " (4 environments)"), (set(runs["env"]), "-")):
         some = runs[~(of_first & runs["env"].isin(gone))]
-        row = tables.aggregate_row("mujoco", some, "strong", "ppo_continuous_mujoco")
+        row = tables.aggregate_row("mujoco", some, "strong", "ppo_continuous_mujoco", 5)
         assert row[-1].endswith(last) and row[1] == "5"
     left = {"Hopper-v4", "HalfCheetah-v4"}
     others = runs[runs["exp"] == "strong"]
@@ -1191,6 +1191,7 @@ def test_the_table_of_a_script_has_its_flags(script):
 
 
 FOLDERS = {"mujoco_mine": "mujoco", "atari_1M_patch": "atari_1M", "lstm_games": "lstm_games"}
+FOLDERS |= {"selection_results": "mujoco"}
 FOLDERS |= {name: name for name in ("mujoco", "mujoco_selection", "ablation_study_flags", "wins")}
 
 

@@ -143,6 +143,16 @@ def test_the_results_are_of_the_chosen_recipe_on_seeds_of_their_own(results):
     )
 
 
+def test_the_chosen_recipe_is_that_of_the_suite():
+    """`bash benchmark/mujoco.sh chosen` runs what the committed runs of the selection chose."""
+    row = recipes.read_recipes().set_index("experiment").loc["chosen"]
+    line = selection.final_plan("known").splitlines()[1]
+    assert line.split()[:3] == [row["script"], "HalfCheetah-v4", "chosen"]
+    args = import_module("ppo_continuous_mujoco").parse_args
+    assert args(line.split()[3:]) == args(row["flags"].split())
+    assert set(selection.FINAL["known"][1]) == set(recipes.environments_of(row))
+
+
 def test_the_environments_exist():
     """Pusher-v4 does not: it needs a MuJoCo older than 3."""
     for _, envs in selection.FINAL.values():
