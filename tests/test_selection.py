@@ -5,7 +5,9 @@ from importlib import import_module
 
 import gymnasium as gym
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 from test_benchmark import ROOT, copy, output_of, recipes, suite
 
 import selection  # isort: skip
@@ -136,6 +138,9 @@ def test_the_results_are_of_the_chosen_recipe_on_seeds_of_their_own(results):
     known, unseen = (selection.final_plan(part).splitlines() for part in ("known", "unseen"))
     runs = [len(seeds.split()) * len(lines) for seeds, *lines in (known, unseen)]
     assert runs == [10 * 6 * 4, 5 * 3 * 4]
+    assert known[0] == "201 202 203 204 205 206 207 208 209 210"
+    assert unseen[0] == "201 202 203 204 205"
+    assert known[2] == f"ppo_continuous_mujoco.py HalfCheetah-v4 strong {selection.STRONG}"
     flags = selection.candidates()["flags"]["staggered_rate"] + " --staggered-resets"
     assert known[1] == f"ppo_continuous_mujoco.py HalfCheetah-v4 chosen {flags}"
     assert unseen[-1] == (
@@ -200,25 +205,84 @@ def test_incomplete_seeds_count_for_nothing(results, tmp_path):
     assert "| 1 | 5400 |" in selection.selection_section()
 
 
-def test_the_results_stand_beside_the_other_recipes(monkeypatch):
-    """A part with all of its seeds has a probability, the other one has none yet."""
-    rows = []
-    for part, (seeds, envs) in selection.FINAL.items():
-        for i, exp in enumerate(["chosen", *selection.BESIDE]):
-            for env in envs:
-                for seed in seeds.split()[: 3 if part == "unseen" else None]:
-                    facts = {"hardware": "a CPU", "versions": "python", "commit": "0" * 12}
-                    rows.append(facts | {"env": env, "exp": exp, "final_return": 400.0 - 100 * i})
-    monkeypatch.setattr(selection, "read_runs", lambda folder: selection.pd.DataFrame(rows))
+@pytest.fixture
+def final_runs(monkeypatch):
+    """`final_runs(change)`: all 300 runs; `change(env, exp, i)` is the return of a recipe's seed i.
+
+    A part's seeds may be fewer: `some` has how many of which part.
+    """
+    monkeypatch.setattr(selection, "check_plan", lambda runs: None)
     monkeypatch.setattr(selection, "labels", lambda facts: "")
-    lines = selection.results_section().splitlines()
-    assert (
-        "| environment | chosen | strong | default (bootstraps time limits) | published" in lines[0]
+
+    def make(change, some: dict[str, int] | None = None) -> None:
+        rows = []
+        same = {"hardware": "a CPU", "versions": "python", "commit": "0" * 12, "diverged": False}
+        for part, (seeds, envs) in selection.FINAL.items():
+            names = seeds.split()[: (some or {}).get(part)]
+            for exp in ["chosen", *selection.BESIDE]:
+                for env in envs:
+                    for i, seed in enumerate(names):
+                        facts = {"env": env, "exp": exp, "seed": int(seed)}
+                        rows.append(same | facts | {"final_return": float(change(env, exp, i))})
+        monkeypatch.setattr(selection, "read_runs", lambda folder: selection.pd.DataFrame(rows))
+
+    return make
+
+
+def cells_of(text: str, start: str) -> list[str]:
+    """The cells of the table's row that begins so."""
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {start}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_results_stand_beside_the_other_recipes(final_runs):
+    """A part with all of its seeds has a probability, the other one has none yet."""
+    worth = {"chosen": 400, "strong": 300, "ppo_continuous_mujoco": 200, "no_bootstrap": 100}
+    final_runs(lambda env, exp, i: worth[exp], {"unseen": 3})
+    text = selection.results_section()
+    head = (
+        "| environment | seeds | chosen | strong | default (bootstraps time limits) | published |"
     )
-    assert "| Humanoid-v4 | 400 [400, 400] | 300 [300, 300] |" in selection.results_section()
-    assert lines[7].endswith("| 200 [200, 200] | 100 [100, 100] | 1030 |")
-    known, unseen = (line for line in lines if line.startswith("| probability"))
-    assert known.count("1.00 [1.00, 1.00]") == 3 and unseen.count("| - ") == 3
+    assert text.startswith(head)
+    cells = cells_of(text, "Humanoid-v4")
+    assert cells[1:4] == ["10", "400 [400, 400]", "300 [300, 300]"]
+    assert cells[-2:] == ["+100 [+100, +100]", "1030"]
+    assert cells_of(text, "Swimmer-v4")[-2:] == ["-", "-"]
+    probability = "probability that a run of *chosen* beats one of this recipe, "
+    assert cells_of(text, f"{probability}6 known").count("1.00 [1.00, 1.00]") == 3
+    assert cells_of(text, f"{probability}3 unseen").count("-") == 3
+
+
+def test_the_probability_is_the_mean_over_the_environments_of_its_part(final_runs):
+    """Chosen loses one of six, and one of three; ten and five seeds, or none is printed."""
+    lost = {"Ant-v4", "Pusher-v5"}
+    final_runs(lambda env, exp, i: 1 if (exp == "chosen") != (env in lost) else 0)
+    known, unseen = (line for line in selection.results_section().splitlines() if "beats" in line)
+    assert known.count("0.83 [0.83, 0.83]") == 3 and unseen.count("0.67 [0.67, 0.67]") == 3
+    final_runs(lambda env, exp, i: i, {"known": 9, "unseen": 4})
+    assert "0.50" not in selection.results_section().split("*chosen - strong*")[0]
+
+
+def test_the_difference_of_the_means_has_the_interval_of_welch():
+    new, old = np.arange(5.0), np.arange(0.0, 30.0, 3)
+    interval = stats.ttest_ind(new, old, equal_var=False).confidence_interval(0.95)
+    assert selection.gap_cell(new, old) == f"-11.5 [{interval.low:.1f}, {interval.high:.1f}]"
+    assert selection.gap_cell(new[:4], old) == "-"
+
+
+def test_a_result_of_another_run_stops_the_report():
+    """Of another recipe, seed or environment than the plan has, or of another text of the script."""
+    runs = selection.read_runs(selection.RESULTS_FOLDER)
+    selection.check_plan(runs)
+    chosen = runs[runs["exp"] == "chosen"]
+    wrong = [runs.assign(seed=runs["seed"] + 100), chosen.assign(exp="strong")]
+    wrong += [runs.assign(env="Hopper-v5"), runs.assign(exp="staggered")]
+    for other in wrong:
+        with pytest.raises(SystemExit, match="is no run of the plan"):
+            selection.check_plan(other)
+    two = pd.concat([chosen.head(1), chosen.head(1).assign(sha256="0")])
+    with pytest.raises(SystemExit, match="several texts of the script"):
+        selection.check_plan(two)
 
 
 def test_a_suite_with_failed_runs_ends_after_its_round(copy):
