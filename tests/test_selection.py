@@ -271,7 +271,7 @@ def test_the_difference_of_the_means_has_the_interval_of_welch():
 
 
 def test_a_result_of_another_run_stops_the_report():
-    """Of another recipe, seed or environment than the plan has, or of another text of the script."""
+    """Of another recipe, seed or environment than planned, or of another text of the script."""
     runs = selection.read_runs(selection.RESULTS_FOLDER)
     selection.check_plan(runs)
     chosen = runs[runs["exp"] == "chosen"]
