@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["torch>=2.11", "gymnasium>=1.2", "procgen-mirror>=0.10.7", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium>=1.2.1", "procgen-mirror>=0.10.7", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # [tool.uv]
 # # Procgen asks for older ones and runs on these
@@ -375,11 +375,9 @@ def train(args: Args) -> dict:
         aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     learners = {"agent": agent, "optimizer": optimizer, "aux_optimizer": aux_optimizer}
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
-    obs_file = run_dir / f"observations{rank or ''}.bin"  # of a policy phase, see stored_obs
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
     rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
@@ -394,8 +392,9 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
 
     # The rollouts of a policy phase; their observations are a file, see stored_obs
+    obs_file = run_dir / f"observations{rank or ''}.bin"
     aux_returns = torch.zeros((local_args.phase_rollouts, T), device=device)
-    aux_logits = torch.zeros((*aux_returns.shape, agent.actor.out_features), device=device)
+    aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
 
     # State carried between iterations and saved in checkpoints
     start_iteration = 1
@@ -552,15 +551,15 @@ def train(args: Args) -> dict:
         if args.ends_phase(iteration) and not skipped:
             aux_start = time.time()
             R = (place + 1) * N
+            aux_logits = torch.zeros((R, T, agent.actor.out_features), device=device)
             with torch.no_grad():  # the policy before the phase, to be cloned
-                for rows in torch.arange(R).split(local_args.num_aux_rollouts):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
-                    parts = x.to(device).flatten(0, 1).split(micro_batch_size)
-                    logits = torch.cat([agent(part)[0] for part in parts])
-                    aux_logits[rows] = logits.unflatten(0, (-1, T))
+                for r in range(R):
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[r]).to(device)
+                    logits = [agent(part)[0] for part in x.split(micro_batch_size)]
+                    aux_logits[r] = torch.cat(logits)
             aux_metrics = []  # a dict for each minibatch, of tensors until its pass is over
             passes = 0  # done before the run was stopped
-            phase_key = [iteration, sum(all_gather(aux_logits[:R].double().sum().item()))]
+            phase_key = [iteration, sum(all_gather(aux_logits.double().sum().item()))]
             if restore_learners(paused, phase_key, learners, rank):
                 passes, aux_metrics = paused["passes"], paused["metrics"]
                 start_time = time.time() - paused["seconds"]
@@ -568,9 +567,8 @@ def train(args: Args) -> dict:
             for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
                 label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
                 for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()])
-                    mb = {"obs": x.to(device)}
-                    mb |= {"logits": aux_logits[rows], "returns": aux_returns[rows]}
+                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()]).to(device)
+                    mb = {"obs": x, "logits": aux_logits[rows], "returns": aux_returns[rows]}
                     mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
                     aux_optimizer.zero_grad()
                     stats = accumulate(aux_loss_fn, agent, mb, micro_batch_size, args)
@@ -672,9 +670,9 @@ def check_unchanged(args: Args, run_dir: str) -> None:
         annealed = old["anneal_lr"] or old["anneal_clip"]
         longer = f"total_timesteps ({old['total_timesteps']} to {args.total_timesteps})"
         require(not annealed, f"{run_dir} cannot change {longer}: the annealing ends with them")
-        shorter = Args(**old).num_iterations % old["n_iteration"]
-        short = f"its last phase has {shorter} iterations, not {old['n_iteration']}"
-        require(not shorter, f"{run_dir} cannot change {longer}: {short}")
+        rest = Args(**old).num_iterations % old["n_iteration"]  # of a phase that was cut short
+        reason = f"its last phase has {rest} iterations, not {old['n_iteration']}"
+        require(not rest, f"{run_dir} cannot change {longer}: {reason}")
         free.append("total_timesteps")
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
@@ -690,12 +688,12 @@ def check_args(args: Args) -> None:
     may_be_0 += ["beta_clone", "skip_aux_every", "env_threads", "micro_batch"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
-            highest |= {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            high = highest.get(name, 1e38)
+            high = (highest | {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}).get(name, 1e38)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
 """PPO with its 13 core details: environments with vector observations and discrete actions.
@@ -409,7 +409,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)
@@ -444,9 +445,12 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     discrete = isinstance(action_space, gym.spaces.Discrete)
     require(discrete, f"{args.env_id} acts in {action_space}; this script needs Discrete actions")
     if video_dir:
-        shows = "rgb_array" in env.metadata.get("render_modes", [])
-        require(shows, f"--capture-video: the metadata of {args.env_id} lack rgb_array")
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        env.reset()
+        try:
+            env.render()
+            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        except Exception as error:  # every renderer fails in its own way
+            raise UserError(f"--capture-video cannot render: {error!r}") from error
     # A copy of each observation: a reset may reuse the memory of final_obs
     return gym.wrappers.TransformObservation(env, np.array, obs_space)
 

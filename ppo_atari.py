@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium>=1.2", "ale-py>=0.12", "envpool>=1.2", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium>=1.2.1", "ale-py>=0.12", "envpool>=1.2", "numpy>=1.26",
 #                 "opencv-python-headless>=4.9", "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0",
 #                 "moviepy>=2.1"]
 # ///
@@ -612,7 +612,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}

@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2.1", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
 """PPO for continuous control: ppo.py and the nine details for Box actions, compiled.
@@ -371,7 +371,7 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = next_obs
             actions[t] = policy(next_obs) + deviations[t]
-            env_action = agent.env_action(actions[t])
+            env_action = agent.env_action(actions[t].copy())  # an environment may change it
             raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
             dones[t] = np.logical_or(terminated, truncated)
@@ -534,7 +534,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)

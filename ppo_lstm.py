@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2", "ale-py>=0.12",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "ale-py>=0.12",
 #                 "envpool>=1.2", "numpy>=1.26", "opencv-python-headless>=4.9",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
@@ -682,7 +682,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
@@ -794,8 +795,11 @@ class VectorObservation(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
-        info |= {"reward": float(reward), "terminated": bool(terminated)}
-        return obs * self.seen, reward, terminated, truncated, info
+        info = info | {"reward": float(reward), "terminated": bool(terminated)}
+        obs = obs * self.seen
+        if terminated:  # it counts for nothing, but 0 times NaN would be NaN
+            obs = np.nan_to_num(obs, posinf=0.0, neginf=0.0)
+        return obs, reward, terminated, truncated, info
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
@@ -815,9 +819,12 @@ def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     spaces = f"{args.env_id} has {obs_space} and {action_space}"
     require(fits, f"{spaces}; this script needs games, or vectors and Discrete actions")
     if video_dir:
-        shows = "rgb_array" in env.metadata.get("render_modes", [])
-        require(shows, f"--capture-video: the metadata of {args.env_id} lack rgb_array")
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        env.reset()
+        try:
+            env.render()
+            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
+        except Exception as error:  # every renderer fails in its own way
+            raise UserError(f"--capture-video cannot render: {error!r}") from error
     return VectorObservation(env, args)
 
 

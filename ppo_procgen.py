@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["torch>=2.11", "gymnasium>=1.2", "procgen-mirror>=0.10.7", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium>=1.2.1", "procgen-mirror>=0.10.7", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # [tool.uv]
 # # Procgen asks for older ones and runs on these
@@ -546,12 +546,12 @@ def check_args(args: Args) -> None:
     may_be_0 += ["env_threads", "micro_batch"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
-            highest |= {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}
-            high = highest.get(name, 1e38)
+            high = (highest | {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}).get(name, 1e38)
             above = "at least" if name in may_be_0 else "greater than"
             fits = 0 <= value <= high and (value or name in may_be_0)
             require(fits, f"{flag} must be {above} 0 and at most {high:g}")

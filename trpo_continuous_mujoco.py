@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2", "numpy>=1.26",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2.1", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
 """TRPO for continuous control: ppo_continuous_mujoco.py with a trust region instead of the clip.
@@ -426,7 +426,7 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
             obs[t] = next_obs
             actions[t] = policy(next_obs) + deviations[t]
-            env_action = agent.env_action(actions[t])
+            env_action = agent.env_action(actions[t].copy())  # an environment may change it
             raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
             terminations[t] = terminated
             dones[t] = np.logical_or(terminated, truncated)
@@ -594,7 +594,8 @@ def check_args(args: Args) -> None:
     may_be_0 += ["eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
-        types = (int,) if type(getattr(Args, name)) is int else (bool, int, float, str, type(None))
+        kind = type(getattr(Args, name))  # of the default; None: a number or a name
+        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
         require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
         if type(value) in (int, float):
             high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)
@@ -608,8 +609,8 @@ def check_args(args: Args) -> None:
     alone = args.norm_adv and args.batch_size == 1
     require(not alone, f"{batch}: a batch of one sample needs --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    every = f"--fisher-every ({args.fisher_every})"
-    require(args.fisher_every <= args.num_steps, f"{every} is more than --num-steps")
+    every = f"--fisher-every ({args.fisher_every}) is more than --num-steps ({args.num_steps})"
+    require(args.fisher_every <= args.num_steps, every)
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")

@@ -75,8 +75,8 @@ class Scripted(gym.Env):
 
     `ends` says how it ends; from the step `poison` on (of all episodes together) it pays NaN. The
     actions that it got are in `actions`, one list for all instances of this process. Its actions
-    are a Box, or Discrete from 2 to 4. All its observations have the same memory, and it takes no
-    `render_mode`: Gymnasium allows both.
+    are a Box, or Discrete from 2 to 4. All its observations have the same memory, it writes into
+    the actions that it gets, and it takes no `render_mode`: Gymnasium allows all of this.
     """
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -96,6 +96,8 @@ class Scripted(gym.Env):
 
     def step(self, action):
         self.actions.append(np.array(action))
+        if isinstance(action, np.ndarray):
+            action *= 2
         self.t, self.steps = self.t + 1, self.steps + 1
         self.obs[:] = self.t, self.episode
         reward = 1.0 if self.steps < self.poison else np.nan

@@ -861,6 +861,7 @@ def test_train_checks_what_it_is_called_with(script, finished):
     wrong = [("gamma", 2.0), ("total_timesteps", 1), ("num_envs", 0), ("resume", str(run_dir))]
     wrong += [("total_timesteps", 1e3), ("num_envs", True)]
     wrong += [("gamma", np.float64(0.9)), ("num_envs", np.int64(2))]  # in no checkpoint
+    wrong += [("gamma", "0.9"), ("gamma", None), ("anneal_lr", "False"), ("env_id", None)]
     for name, value in wrong:
         fields = script.tiny | {name: value, "seed": 3}
         words = "cannot change .*seed" if name == "resume" else f"--{name.replace('_', '-')}"
@@ -1040,6 +1041,15 @@ def test_an_environment_that_cannot_be_filmed_is_refused(
     env_id = f"{module}:{script.own['env_id']}"
     flags = flags_of(script, **script.own | {"env_id": env_id, "capture_video": True})
     assert "--capture-video" in message_of(script, *flags) and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", ["ppo", "ppo_lstm"])
+def test_a_film_without_what_draws_it_is_refused(name, monkeypatch, everything_is_there):
+    """CartPole needs pygame; before a directory is made."""
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    flags = flags_of(SCRIPTS[name], env_id="CartPole-v1", capture_video=True)
+    assert "pygame is not installed" in message_of(SCRIPTS[name], *flags)
+    assert not Path("runs").exists()
 
 
 @each_text_of("open_logs")

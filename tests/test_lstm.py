@@ -1,6 +1,7 @@
 """ppo_lstm.py: L01 to L05 against a replay, episode ends, vectors, resume, evaluation."""
 
 import copy
+import math
 import shutil
 
 import gymnasium as gym
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from watch import assert_equal, checkpoint_of, episodes_of, state_of
+from watch import assert_equal, checkpoint_of, episodes_of, scalars_of, state_of
 
 import ppo_lstm as ppo
 
@@ -40,6 +41,14 @@ class Counting(gym.Env):
         )
 
 
+class Exploding(Counting):
+    """What it observes when it fails is not finite."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return np.where(terminated, [np.nan, np.inf], obs), reward, terminated, truncated, info
+
+
 class OldFashioned(Counting):
     """Its flags are NumPy's, and its random numbers those of a RandomState."""
 
@@ -53,6 +62,7 @@ class OldFashioned(Counting):
 
 
 gym.register("Counting-v0", Counting)
+gym.register("Exploding-v0", Exploding)
 gym.register("OldFashioned-v0", OldFashioned)
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 gym.register("Endless-v0", CARTPOLE)
@@ -525,6 +535,15 @@ def test_episodes_of_vectors_are_counted_whole(run_lstm):
     episodes = episodes_of(result["run_dir"])
     assert len(episodes) > 8 and all(total == length for _, total, length in episodes)
     assert 512 - len(episodes) <= result["global_step"] < 512
+
+
+def test_a_last_observation_that_is_not_finite_stops_nothing(run_lstm):
+    """The row of a reset has it; no row before or after may be lost."""
+    result = run_lstm(env_id="Exploding-v0", total_timesteps=256)
+    weights = checkpoint_of(result["run_dir"])["agent"]
+    assert all(torch.isfinite(weight).all() for weight in weights.values())
+    for values in scalars_of(result["run_dir"]).values():
+        assert all(math.isfinite(value) for _, value in values)
 
 
 # -- checkpoints and evaluation --
