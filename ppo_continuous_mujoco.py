@@ -81,7 +81,7 @@ class Args:
     activation: Literal["tanh", "relu"] = "tanh"  # nonlinearity of the hidden layers
     init_log_std: float = 0.0  # initial log standard deviation of the policy [M02]
     clip_actions: bool = True  # clip actions to the bounds of the action space [M05]
-    squash_actions: bool = False  # squash actions into the bounds with tanh instead [S03]
+    squash_actions: bool = False  # squash actions into the bounds with tanh [S03]
     scale_actions: bool = False  # map actions from [-1, 1] to the bounds [S04]
     norm_obs: bool = True  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
@@ -120,7 +120,7 @@ class RunningMeanStd(NamedTuple):
         """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # for speed
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
@@ -166,7 +166,7 @@ class Agent(nn.Module):
             return [first, activation(), second, activation()]
 
         actor_trunk = trunk()
-        critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] [M04] separate
+        critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] [M04] one or two
         A = action_space.shape[0]
         self.actor_mean = nn.Sequential(*actor_trunk, layer_init(nn.Linear(64, A), 0.01, args))
         log_std = torch.full((A,), float(args.init_log_std))
@@ -317,9 +317,9 @@ def train(args: Args) -> dict:
 
     # A rollout
     T, N = args.num_steps, args.num_envs
-    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized
-    actions = np.zeros((T, N, *action_space.shape), np.float32)  # as sampled, not clipped
-    rewards = np.zeros((T, N), np.float32)  # normalized
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized if --norm-obs
+    actions = np.zeros((T, N, *action_space.shape), np.float32)  # as sampled, see env_action
+    rewards = np.zeros((T, N), np.float32)  # normalized if --norm-reward
     following_obs = np.zeros_like(obs)  # what step t led to, before any reset
     terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
@@ -361,11 +361,11 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
-        policy = numpy_policy(agent.actor_mean)  # means; with deviations added it is agent.act
+        policy = numpy_policy(agent.actor_mean)  # with noise added: agent.act, without torch
         noise = agent.draw_noise(T, N).to(device)
         deviations = (agent.actor_logstd.detach().exp() * noise).cpu().numpy()  # (T, N, A)
         for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each

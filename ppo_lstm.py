@@ -73,7 +73,7 @@ class Args:
     anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches of an epoch [C06]
+    num_minibatches: int = 4  # minibatches of an epoch, of whole environments [C06]
     update_epochs: int = 4  # passes over a rollout
     norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
     clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
@@ -303,7 +303,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, state: torch.Tensor, noise: torch.Tensor):
-        """Gumbel-max samples (modes if noise is 0), log-probabilities, values, state (2, n, H)."""
+        """Samples (modes if noise is 0), log-probabilities, values, each (n,); state (2, n, H)."""
         h, c = state[:, None]  # (1, n, H) each
         hidden, (h, c) = self.lstm(self.encode(obs)[None], (h, c))  # (1, n, H) each
         logits, value = self.heads(hidden[0])
@@ -376,7 +376,7 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     memory before row 0. In a padded array (L, S) each column is a sequence, L is the longest one.
     Returns mb_inds (M = n * T,), the row in the batch of each sample, environment by environment;
     padded_inds (M,), its place in the flattened array; L; and the first states (2, S, H).
-    T = 5, n = 1, zeros after row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, array 0 2 | 1 3 | - 4.
+    T = 5, n = 1, zeros after row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, rows 0 2, 1 3 and - 4.
     """
     T, N = keep_state.shape
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
@@ -485,7 +485,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -540,8 +540,8 @@ def train(args: Args) -> dict:
                 loss_fn = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
-            b_envs = torch.randperm(N)  # [L04] minibatches of whole rollouts
-            for mb_envs in b_envs.chunk(args.num_minibatches):  # [C06] all real steps each epoch
+            env_inds = torch.randperm(N)  # [L04] minibatches of whole rollouts
+            for mb_envs in env_inds.chunk(args.num_minibatches):  # [C06] all real steps each epoch
                 if args.compile:  # a new step: until the next, graphs keep what they return
                     torch.compiler.cudagraph_mark_step_begin()
                 sequences = split_episodes(keep_state, mb_envs, initial_state)
@@ -550,7 +550,7 @@ def train(args: Args) -> dict:
                 hidden = agent.run_lstm(features, padded_inds, length, state)  # (M, H)
                 # Filled up with repeated steps, so that minibatches keep their size
                 real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs.numpy()].T))  # no resets
-                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # >= 1/3 are real
+                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # a third are real
                 chosen = upload(real[order], device)
                 mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
                 mb["hidden"] = hidden[chosen]

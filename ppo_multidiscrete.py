@@ -83,7 +83,7 @@ class Args:
     shared_network: bool = True  # one trunk for policy and value, not two networks [C13]
     action_mask: bool = True  # take only actions that the environment's mask allows [X04]
     discretize_actions: int | None = None  # choices of each component of a Box action space
-    frame_skip: int = 9  # ticks of MicroRTS after that of an action, without a new one
+    frame_skip: int = 9  # ticks of MicroRTS without actions after each that has one
     norm_obs: bool = False  # normalize observations by their running mean and variance [M06]
     clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
     norm_reward: bool = False  # divide rewards by the deviation of their discounted sum [M08]
@@ -120,7 +120,7 @@ class RunningMeanStd(NamedTuple):
         """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # 1: faster
+        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # for speed
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
@@ -228,7 +228,7 @@ class Agent(nn.Module):
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L).
 
-        The entropy is the sum over the components, that of the others given component 0's value.
+        The entropy is the sum over the components, that of the others given component 0's choice.
         An invalid choice gets -1e8, as published: with -inf, differences could become NaN.
         """
         hidden = self.actor_trunk(obs)
@@ -381,7 +381,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # floats would compile anew, 8 at most
+        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
         rollout_start = time.time()
@@ -442,7 +442,7 @@ def train(args: Args) -> dict:
             example = (agent, batch, first, clip_coef, args)
             update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
             if args.env_id in MicroRTS.tasks:
-                gc.freeze()  # Java's collections start Python's: these objects are spared
+                gc.freeze()  # each collection of Java's starts one of Python's: spare these
         metrics = []  # a dict of scalar tensors for each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
@@ -713,7 +713,7 @@ def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
 
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
-    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    """N environments; in training an episode's last step resets, too (infos: final_obs)."""
     folder = "eval_videos" if evaluating else f"videos_{int(time.time())}"
     video_dir = run_dir / folder if args.capture_video else None
     modes = gym.vector.AutoresetMode
@@ -730,7 +730,7 @@ def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector
 def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
     """What may be chosen now: a table of the environments' masks, in the form that they have.
 
-    (N, L): the same for all values of component 0, and each component has a choice. Or
+    (N, L): one mask, whatever component 0 is, with a choice in each component. Or
     (N, F, 1 + R): a row for each value of component 0, whether it is allowed, then which choices of
     the others go with it. A component may have none; where component 0 has none, nothing is True.
     """

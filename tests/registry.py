@@ -151,7 +151,7 @@ LSTM = {
     "L01": r"nn\.init\.orthogonal_",
     "L02": r"lstm_state = torch\.zeros",
     "L03": r"lstm_state = lstm_state \* keep",
-    "L04": r"b_envs = torch\.randperm\(N\)",
+    "L04": r"env_inds = torch\.randperm\(N\)",
     "L05": r"state\[:, envs\] \* continues",
 }
 PROCGEN = {
@@ -446,7 +446,7 @@ LSTM_SCRIPT = Script(
     lines=1103,  # the design has 900, 500 and 280, and 50 more for several processes
     loop_before=485,
     plumbing=472,
-    changed=312,
+    changed=314,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
@@ -517,7 +517,7 @@ MULTI = Script(
     lines=1136,  # the design has 980, 380 and 480
     loop_before=380,
     plumbing=627,
-    changed=704,
+    changed=706,
     different={
         "Args": "the flags of the details, MicroRTS",
         "Agent.__init__": "components, grids, trunks apart from heads",
