@@ -14,7 +14,7 @@ Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours 
          two cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
 Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
          details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), [S01] is ours, the others
-         are as in ppo.py, "~" marks one left out. Defaults: CleanRL's; OpenAI's: docs/procgen.md.
+         are as in its parent, "~": left out. Defaults: CleanRL's; OpenAI's: docs/procgen.md.
 Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
          an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15; an auxiliary
          phase has R rollouts, each T steps of one environment (elsewhere a rollout is a batch).
@@ -112,7 +112,7 @@ class Args:
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
-    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
+    checkpoint_seconds: int = 60  # between checkpoints; auxiliary phases and the end have their own
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
     eval_episodes: int = 10  # episodes played after training or by --evaluate
@@ -183,7 +183,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # two layers: 6**-0.5; without ReLUs the variances of six blocks sum to 1
+        std = 6**-0.25  # 6**-0.5 a block: without ReLUs the variances of six sum to 1
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -378,7 +378,7 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
+    rollout_agent = copy.deepcopy(agent)  # acts, with weights that --bf16 casts once a rollout
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -421,7 +421,7 @@ def train(args: Args) -> dict:
         next_obs, discounted_return, episodic_return, episodic_length = carried
 
     place = (start_iteration - 1) % args.n_iteration  # iterations of its phase that are over
-    all_gather(make_obs_file(local_args, obs_file, place))  # waits: if one fails, nothing is logged
+    all_gather(make_obs_file(local_args, obs_file, place))  # a barrier: if one fails, no logs
     writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
     start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
     last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
@@ -457,20 +457,20 @@ def train(args: Args) -> dict:
                 finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
-        all_returns = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
+        all_sums = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
         if args.norm_reward_rollout:  # [P10] statistics of the whole rollout first, then scaling
-            return_rms = return_rms.update(all_returns.ravel())
+            return_rms = return_rms.update(all_sums.ravel())
             rewards[:] = normalize_reward(return_rms, rewards, args)
         else:
             for t in range(T):
-                return_rms = return_rms.update(all_returns[t])
+                return_rms = return_rms.update(all_sums[t])
                 rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which gae drops
+        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] after an end: the next game's, unused
         # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 
@@ -557,7 +557,7 @@ def train(args: Args) -> dict:
                     x = torch.from_numpy(stored_obs(local_args, obs_file)[r]).to(device)
                     logits = [agent(part)[0] for part in x.split(micro_batch_size)]
                     aux_logits[r] = torch.cat(logits)
-            aux_metrics = []  # a dict for each minibatch, of tensors until its pass is over
+            aux_metrics = []  # a dict for each minibatch, of floats once its pass is over
             passes = 0  # done before the run was stopped
             phase_key = [iteration, sum(all_gather(aux_logits.double().sum().item()))]
             if restore_learners(paused, phase_key, learners, rank):
@@ -591,8 +591,8 @@ def train(args: Args) -> dict:
             writer.add_scalar("charts/SPS", global_step / (now - start_time), global_step)  # anew
 
         # -- checkpoint --
-        # Whatever the clock says: before an iteration that ends a phase, whose auxiliary passes put
-        # `paused` into this checkpoint, and after it, because the next one overwrites the rollouts
+        # Also before an iteration that ends a phase, whose auxiliary passes put `paused` into this
+        # checkpoint, and after it, because the next one overwrites the rollouts
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or now - last_checkpoint > args.checkpoint_seconds:
             last_checkpoint = now

@@ -100,7 +100,7 @@ class Args:
     # -- environments and speed --
     repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
-    max_episode_steps: int = 27_000  # after which a game is cut off: half an hour of play
+    max_episode_steps: int = 27_000  # a game is cut off after this: half an hour at --frame-skip 4
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # games: fast, or readable and filmed
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool
     compile: bool = torch.cuda.is_available()  # compile encoder and loss; little use on a CPU
@@ -428,7 +428,7 @@ def train(args: Args) -> dict:
     complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
     require(not complete, f"{run_dir} is done: --evaluate plays it")
 
-    resumed_at = checkpoint["iteration"] if checkpoint else 0  # so that EnvPool plays other games
+    resumed_at = checkpoint["iteration"] if checkpoint else 0  # new seeds: EnvPool repeats no game
     env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
     envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -439,7 +439,7 @@ def train(args: Args) -> dict:
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
     optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
     max_norm = args.max_grad_norm or math.inf
-    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
+    rollout_agent = copy.deepcopy(agent)  # acts, with weights that --bf16 casts once a rollout
     rollout_agent.network.to(agent.dtype)
     rollout_agent.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
 

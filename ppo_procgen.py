@@ -325,7 +325,7 @@ def train(args: Args) -> dict:
     reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
     minibatch_size = local_args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    rollout_agent = copy.deepcopy(agent)  # acts; so --bf16 casts weights once a rollout, not a step
+    rollout_agent = copy.deepcopy(agent)  # acts, with weights that --bf16 casts once a rollout
     nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
 
     # A rollout
@@ -393,16 +393,16 @@ def train(args: Args) -> dict:
                 finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
         obs[T] = torch.from_numpy(next_obs)
-        all_returns = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
+        all_sums = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
         for t in range(T):
-            return_rms = return_rms.update(all_returns[t])
+            return_rms = return_rms.update(all_sums[t])
             rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
         update_start = time.time()
         with torch.no_grad():
             values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); after an end the next game's, which gae drops
+        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] after an end: the next game's, unused
         # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
         advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
 

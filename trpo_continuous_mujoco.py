@@ -297,14 +297,14 @@ def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
     x = torch.zeros_like(b)
     residual, direction = b.clone(), b.clone()
     squares = residual @ residual
-    for _ in range(steps):
-        if squares < 1e-10:  # as in baselines
-            break
+    for _ in range(steps if squares > 0 else 0):
         image = product(direction)
         alpha = squares / (direction @ image)
         x += alpha * direction
         residual -= alpha * image
         old_squares, squares = squares, residual @ residual
+        if squares < 1e-10:  # as in baselines, after a step
+            break
         direction = residual + squares / old_squares * direction
     return x
 
@@ -362,7 +362,7 @@ def train(args: Args) -> dict:
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
     params = flatten(agent.policy_parameters()).detach()  # (P,)
-    nn.utils.vector_to_parameters(params, agent.policy_parameters())  # which become views of it
+    nn.utils.vector_to_parameters(params, agent.policy_parameters())  # weights: views of params
     value_params = flatten(agent.critic.parameters()).detach()
     nn.utils.vector_to_parameters(value_params, agent.critic.parameters())
     lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
@@ -477,7 +477,7 @@ def train(args: Args) -> dict:
         f_obs = b_obs.view(T, N, -1)[:: args.fisher_every].flatten(0, 1)
         fisher = partial(fisher_vector_product, agent, f_obs, args)
         direction = conjugate_gradient(fisher, -gradient, args.cg_steps)  # [S05] natural gradient
-        scale = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # to a KL of max_kl or less
+        scale = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # KL max_kl, to 2nd order
         full_step = scale * direction
         policy_stats = line_search(agent, params, full_step, b_policy, batch, max_kl, args)
         if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes

@@ -141,6 +141,13 @@ def test_conjugate_gradient_takes_the_steps_asked_for():
     assert torch.equal(trpo.conjugate_gradient(product, 0 * b, 7), 0 * b) and len(calls) == 7
 
 
+def test_conjugate_gradient_takes_a_step_however_small_the_gradient():
+    """As baselines does: else a policy whose rewards are tiny would stand still."""
+    small = torch.full((4,), 1e-7)
+    solution = trpo.conjugate_gradient(lambda v: 2 * v, small, 10)
+    torch.testing.assert_close(solution, small / 2, rtol=1e-6, atol=0)
+
+
 # -- the loss --
 def by_hand(agent: trpo.Agent, policy, batch: dict, args) -> tuple[float, float]:
     """Loss and KL(old || new), one sample after another, in NumPy."""
