@@ -9,9 +9,9 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
                                                 env__exp__seed__time and logs CleanRL's tags
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
-benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, speed,
-wins, equal, suites, effects (the figure of ablation_details), where (the lines of the details),
-flags and flags_SCRIPT.
+benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, time_seeds,
+speed, wins, equal, suites, effects (the figure of ablation_details), where (the lines of the
+details), flags and flags_SCRIPT.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from tables import (
     tensorboard,
     wins_section,
 )
-from timing import FOLDER, speed_section, time_section
+from timing import FOLDER, speed_section, time_section, time_seeds_section
 
 ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
@@ -69,7 +69,7 @@ def sections() -> dict[str, Callable[[], str]]:
     if "start" in folders():
         made["start"] = start_section
     if FOLDER in folders():
-        made["time"] = time_section
+        made |= {"time": time_section, "time_seeds": time_seeds_section}
         made["summary"] = summary_section
     if list(RESULTS.glob("speed/*.csv")):
         made["speed"] = speed_section

@@ -10,7 +10,16 @@ import numpy as np
 import pandas as pd
 from patches import script_of
 from provenance import labels, unknown_commits
-from recipes import ABLATION, HERE, SCRIPTS, environments_of, flags_of_run, read_recipes, recipes_of
+from recipes import (
+    ABLATION,
+    CLEAN,
+    HERE,
+    SCRIPTS,
+    environments_of,
+    flags_of_run,
+    read_recipes,
+    recipes_of,
+)
 from results import (
     RESULTS,
     check_budgets,
@@ -208,7 +217,7 @@ def ablation_table(runs: pd.DataFrame) -> str:
     return table(["recipe", *envs], rows)
 
 
-def summary_section(folder: str = "mujoco") -> str:
+def summary_section(folder: str = CLEAN) -> str:
     """One row for each environment: every recipe's mean, and what CleanRL has published."""
     runs = read_runs(folder)
     check_budgets(runs, list(runs["exp"]), list(runs["env"]))

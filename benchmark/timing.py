@@ -9,15 +9,15 @@ import have
 import numpy as np
 import pandas as pd
 from provenance import commit_of, labels, unknown_commits
-from recipes import HERE, SCRIPTS
+from recipes import CLEAN, HERE, SCRIPTS, recipes_of
 from results import RESULTS, groups_of, peers, read_curve, read_facts, read_runs
 from stats import pooled
 from tables import number, setups, table
 
 MILLION = 1_000_000
-FOLDER = "mujoco"  # whose environments have scores of CleanRL
+FOLDER = CLEAN  # whose environments have scores of CleanRL
 EXPERIMENTS = ["ppo_continuous_mujoco", "no_bootstrap", "strong", "chosen"]
-PEER_SPEED = "ppo_continuous_mujoco__cleanrl_ppo_continuous_action.csv"  # on the runs' processor
+PEER_SPEEDS = "cleanrl_*.csv"  # beside its script, on the runs' machine
 SPEED_RULE = """
 Medians, ours / peer, with ranges in brackets; both ran in turns on the same machine. Steps/s are
 over the window: from the first tenth of the run to its end. Seconds in all are those of the whole
@@ -28,13 +28,14 @@ Short windows have less than 30 seconds, few pairs are less than five, a busy ma
 above 0.5 before.
 """.strip().replace("\n", " ")
 TIME_RULE = """
-The score is the mean of CleanRL's published figures, weighted by seeds. Ours: seconds of training,
-compilation included, until the mean of the last 100 episodes (of all so far, if fewer) first
-reaches it, on a grid of 1% of the run; a seed that never does counts as slower than all others.
-Our runs had one thread each, several at a time. CleanRL's: seconds of its whole run of 1M steps,
-published in its docs/benchmark (with videos and logging, 10 cores), and extrapolated here from the
-steps/s of its script in three short pairs on a busy machine of the kind that ours ran on. Its runs
-may pass the score sooner or, where its figures differ, not at all: no ratios of speed.
+Median over seeds of the seconds of training until the mean of the last 100 episodes (of all so far,
+if fewer) first reaches the score, on a grid of 1% of the run; a seed that never does counts as
+slower than all others ("-": so does the median). The score is the mean of CleanRL's published
+figures, weighted by seeds. In brackets: by how much that is sooner than the end of CleanRL's own
+run of 1M steps, and how many seeds get there. The length of that run is extrapolated from the
+steps/s of its script on the machine of ours, in three short pairs, each alone on two cores; ours
+ran two at a time, compilation from a warm cache included. Imports count on neither side. Its runs
+may pass the score before their end or, where its figures differ, not at all.
 """.strip().replace("\n", " ")
 
 
@@ -192,11 +193,11 @@ def published_minutes() -> dict[str, dict]:
 
 def measured_minutes() -> dict[str, float]:
     """Minutes of 1M steps at the steps/s of CleanRL's script that we measured, by environment."""
-    path = RESULTS / "speed" / PEER_SPEED
-    if not path.exists():
-        return {}
-    speed = read_curve(path)["peer_steps_per_second"].median()
-    return {read_facts(path)["env"]: MILLION / speed / 60}
+    found = {}
+    for path in (RESULTS / "speed").glob(PEER_SPEEDS):
+        speed = read_curve(path)["peer_steps_per_second"].median()
+        found[read_facts(path)["env"]] = MILLION / speed / 60
+    return found
 
 
 def race_row(race: Race) -> list[str]:
@@ -211,20 +212,44 @@ def race_row(race: Race) -> list[str]:
     return [race.label, middle, span, seeds]
 
 
+def race_cell(race: Race, whole: float | None) -> str:
+    """Median seconds; how much sooner than `whole` minutes that is, and how many get there."""
+    reached = f"{np.isfinite(race.seconds).sum()} of {len(race.seconds)}"
+    median = np.median(race.seconds)
+    if not np.isfinite(median):
+        return f"- ({reached})"
+    if not whole:
+        return f"{median:.0f} ({reached})"
+    sooner = 60 * whole / median
+    digits = 0 if sooner >= 10 else 1
+    return f"{median:.0f} ({sooner:.{digits}f}×, {reached})"
+
+
 def time_section() -> str:
-    """Seconds to CleanRL's published score, for each environment and recipe."""
-    rows, above = [], None
+    """Seconds to CleanRL's published score: rows are environments, columns recipes."""
+    cells, scores, found = {}, {}, races()
     theirs, ours = published_minutes(), measured_minutes()
+    for race in found:
+        cells[race.env, race.label] = race_cell(race, ours.get(race.env))
+        scores[race.env] = race.score
+    known = list(recipes_of(FOLDER)["label"])
+    names = sorted({race.label for race in found}, key=known.index)
+    rows = []
+    for env, score in scores.items():
+        row = [env, number(score), *(cells.get((env, name), "-") for name in names)]
+        row += [f"{ours[env] * 60:.0f}" if env in ours else "-"]
+        rows.append([*row, f"{theirs[env]['minutes'] * 60:.0f}" if env in theirs else "-"])
+    head = ["environment", "score", *names, "CleanRL's whole run, here", "published"]
+    figure = "![Time to CleanRL's score](benchmark/figures/time_to_score.png)"
+    return "\n\n".join([table(head, rows), TIME_RULE, figure])
+
+
+def time_seeds_section() -> str:
+    """The same, a row for each recipe: the fastest and the slowest seed, and who falls again."""
+    rows, above = [], None
     for race in races():
         first = [race.env, number(race.score)] if race.env != above else ["", ""]
-        last = ["", ""]
-        if race.env != above:
-            whole = theirs.get(race.env)
-            last = [f"{whole['minutes'] * 60:.0f}" if whole else "-"]
-            last += [f"{ours[race.env] * 60:.0f}" if race.env in ours else "-"]
-        rows.append([*first, *race_row(race), *last])
+        rows.append([*first, *race_row(race)])
         above = race.env
     head = ["environment", "score", "recipe", "seconds to it (median)", "fastest to slowest"]
-    head += ["seeds that reach it", "CleanRL, published (s)", "extrapolated here (s)"]
-    figure = "![Time to CleanRL's score](benchmark/figures/time_to_score.png)"
-    return "\n\n".join([table(head, rows, left=3), TIME_RULE, figure])
+    return table([*head, "seeds that reach it"], rows, left=3)

@@ -1236,6 +1236,16 @@ def test_who_never_gets_to_a_score_is_slower_than_all_others():
     assert timing.race_row(race) == ["strong", "too few reach it", "3, one seed", "1 of 3"]
 
 
+def test_a_cell_of_the_race_has_its_median_and_how_much_sooner_that_is():
+    seconds = np.array([30.0, np.inf, 10.0])
+    race = timing.Race("Hopper-v4", "strong", "strong", 10.0, [], seconds, seconds)
+    assert timing.race_cell(race, None) == "30 (2 of 3)"
+    assert timing.race_cell(race, 4.75) == "30 (9.5×, 2 of 3)"
+    assert timing.race_cell(race, 10.0) == "30 (20×, 2 of 3)"
+    race.seconds = np.array([30.0, np.inf, np.inf])
+    assert timing.race_cell(race, 10.0) == "- (1 of 3)"
+
+
 @pytest.mark.parametrize(
     "changes, same", [({}, True), ({"compile": True}, False), ({"compile": ...}, False)]
 )
