@@ -217,12 +217,12 @@ def draw_race(ax, at: float, race, colour: str, end: float) -> None:
 
 def draw_times() -> None:
     """figures/time_to_score.png: seconds to CleanRL's published score, logarithmic."""
-    from timing import FOLDER, measured_minutes, published_minutes
+    from timing import FOLDER, estimated_minutes, published_minutes
 
     found = races()
     if not found:
         return (FIGURES / f"{TIME}.png").unlink(missing_ok=True)
-    theirs, ours = published_minutes(), measured_minutes()
+    theirs, ours = published_minutes(), estimated_minutes()
     colours, counts = recipes_of(FOLDER)["colour"], {}
     envs = list(dict.fromkeys(race.env for race in found))
     most = max(sum(race.env == env for race in found) for env in envs)
@@ -261,8 +261,8 @@ def peer_handles() -> list[Line2D]:
     """CleanRL's whole runs."""
     how = {"color": "black", "linestyle": "", "markersize": 7}
     published = Line2D([], [], marker="D", label="CleanRL's whole 1M steps, published", **how)
-    measured = Line2D([], [], marker="s", label="the same, extrapolated here", **how)
-    return [published, measured]
+    estimated = Line2D([], [], marker="s", label="the same, estimated here", **how)
+    return [published, estimated]
 
 
 def draw_point(ax, at: float, y: np.ndarray, colour: str) -> None:

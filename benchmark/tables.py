@@ -49,7 +49,8 @@ environment.
 
 SUMMARY_RULE = """
 Mean over seeds of the last 100 training episodes' mean return, with its 95% interval. CleanRL's:
-mean ± standard deviation of three seeds, of two publications.
+mean ± standard deviation of three seeds, of two publications. An interval may pass a task's
+maximum. Humanoid never reaches its time limit, so *default* and *published* are the same run there.
 """.strip().replace("\n", " ")
 
 
@@ -320,7 +321,7 @@ def start_section() -> str:
     """The run of start.sh in a sentence."""
     run = read_runs("start").iloc[0]
     steps = read_curve(run["path"])["step"].iloc[-1]
-    text = f"{run['env']}, {run['label']} recipe, one seed: a return of "
+    text = f"{run['env']} with the flags of the Quick start, one seed: a return of "
     text += f"{number(run['final_return'])} (mean of the last 100 training episodes) after "
     text += f"{steps:,} steps and {run['seconds']:.0f} seconds of training on one thread "
     text += f"({run['hardware']})."
