@@ -6,7 +6,7 @@
 """PPO with its 13 core details: environments with vector observations and discrete actions.
 
 Run:     uv run ppo.py --env-id CartPole-v1
-Look:    tensorboard --logdir runs
+Look:    uvx tensorboard --logdir runs
 Expect:  a return of 500 after 500,000 steps and one to five minutes on one core (13 seeds)
 Read:    to the end of `train`; the rest is plumbing. [C..] and [X..] name details of "The 37
          Implementation Details of PPO" (Huang et al., ICLR blog track 2022), [S01] is ours.
@@ -49,7 +49,7 @@ class Args:
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record videos of the first environment and of the evaluation
+    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "CartPole-v1"  # id of the environment, or module:id
@@ -81,7 +81,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -142,8 +142,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
+    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -220,24 +220,22 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
 
     # State carried between iterations and saved in checkpoints
-    start_iteration = 1
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
-    next_obs, _ = envs.reset(seed=args.seed)  # even to resume: wrappers refuse to step otherwise
+    env_seed = args.seed + (start_iteration - 1) * N  # a resumed run does not repeat its episodes
+    next_obs, _ = envs.reset(seed=env_seed)
     if checkpoint:
         load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
-        start_iteration = checkpoint["iteration"] + 1
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, checkpoint["envs"]):
-            next_obs, episodic_return, episodic_length = (x.numpy() for x in checkpoint["carried"])
-        else:  # new episodes, and not those of the first iteration again
-            next_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
+    if checkpoint and restore_envs(envs, checkpoint["envs"]):
+        next_obs, episodic_return, episodic_length = (x.numpy() for x in checkpoint["carried"])
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -405,8 +403,8 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0 += ["eval_episodes"]
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
+    may_be_0 += ["checkpoint_seconds", "eval_episodes"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
         kind = type(getattr(Args, name))  # of the default; None: a number or a name
@@ -425,7 +423,7 @@ def check_args(args: Args) -> None:
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
@@ -582,7 +580,8 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
+    video_dir = run_dir / f"eval_videos_{int(time.time())}" if args.capture_video else None
+    env = make_env(args, video_dir)
     agent = Agent(env.observation_space, env.action_space, args)
     checkpoint = load_checkpoint(run_dir)
     load_weights(agent, checkpoint)

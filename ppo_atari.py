@@ -7,7 +7,7 @@
 """PPO for Atari games: ppo.py and the nine Atari details, on EnvPool or on wrappers to read.
 
 Run:     uv run ppo_atari.py --env-id Breakout-v5
-Look:    tensorboard --logdir runs
+Look:    uvx tensorboard --logdir runs
 Expect:  with --bf16 a return of 449 after 10M steps and 4 hours on two cores; in float32 22.6 after
          --total-timesteps 1_000_000 and an hour (one seed each)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing. [A01] to [A09] are the Atari
@@ -61,7 +61,7 @@ class Args:
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record videos of the first environment and of the evaluation
+    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # the game, also as Breakout or BreakoutNoFrameskip-v4
@@ -108,7 +108,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -297,8 +297,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
+    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -404,7 +404,7 @@ def train(args: Args) -> dict:
     valid = np.ones((T, N), bool)  # False: a reset row, which is no step, see [S02]
 
     # State carried between iterations and saved in checkpoints
-    start_iteration = 1
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
@@ -416,7 +416,6 @@ def train(args: Args) -> dict:
         process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
-        start_iteration = checkpoint["iteration"] + 1
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -608,8 +607,8 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0 += ["eval_episodes", "noop_max", "repeat_action_probability"]
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
+    may_be_0 += ["checkpoint_seconds", "eval_episodes", "noop_max", "repeat_action_probability"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
         kind = type(getattr(Args, name))  # of the default; None: a number or a name
@@ -639,7 +638,7 @@ def check_args(args: Args) -> None:
         require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
         require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     game_name(args.env_id)
@@ -906,7 +905,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     backend = "gymnasium" if args.capture_video else args.env_backend
     args = replace(args, num_envs=args.eval_episodes, env_backend=backend)
     seed = 1_000_000 + args.seed  # training begins at --seed
-    envs = make_envs(args, run_dir / "eval_videos", seed)
+    envs = make_envs(args, run_dir / f"eval_videos_{int(time.time())}", seed)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
     load_weights(agent, load_checkpoint(run_dir))

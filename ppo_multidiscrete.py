@@ -9,7 +9,7 @@
 """PPO for MultiDiscrete actions with masks: ppo.py, detail [D01] and invalid action masking.
 
 Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
-Look:    tensorboard --logdir runs
+Look:    uvx tensorboard --logdir runs
 Expect:  a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (3 seeds)
 Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. Marks like [D01]
          name details of "The 37 Implementation Details of PPO" as in ppo.py, [S01] is ours.
@@ -55,7 +55,7 @@ class Args:
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record videos of the first environment and of the evaluation
+    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "MicrortsMining-v1"  # id of the environment, or module:id
@@ -96,7 +96,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
     @property
@@ -245,8 +245,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
+    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -343,17 +343,17 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
 
     # State carried between iterations and saved in checkpoints
-    start_iteration = 1
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
-    raw_obs, infos = envs.reset(seed=args.seed)
+    env_seed = args.seed + (start_iteration - 1) * N  # a resumed run does not repeat its episodes
+    raw_obs, infos = envs.reset(seed=env_seed)
     masked = args.action_mask and "action_mask" in infos
     print(f"action masks: {'found' if masked else 'none'}")
     if args.norm_obs:
         obs_rms = obs_rms.update(raw_obs)
-    next_obs = normalize_obs(obs_rms, raw_obs, args)
     next_table = action_options(args, agent.nvec, infos, masked)  # (N, L) or (N, F, 1 + R)
     if checkpoint:
         load_weights(agent, checkpoint)
@@ -361,17 +361,13 @@ def train(args: Args) -> dict:
         torch.set_rng_state(checkpoint["rng"])
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        start_iteration = checkpoint["iteration"] + 1
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, checkpoint["envs"]):
-            carried = (x.numpy() for x in checkpoint["carried"])
-            next_obs, next_table, discounted_return, episodic_return, episodic_length = carried
-        else:  # new episodes, and not those of the first iteration again
-            raw_obs, infos = envs.reset(seed=args.seed + start_iteration * N)
-            next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_table = action_options(args, agent.nvec, infos, masked)
+    next_obs = normalize_obs(obs_rms, raw_obs, args)
+    if checkpoint and restore_envs(envs, checkpoint["envs"]):
+        carried = (x.numpy() for x in checkpoint["carried"])
+        next_obs, next_table, discounted_return, episodic_return, episodic_length = carried
 
     writer, episodes, bar = open_logs(args, run_dir, checkpoint)
     start_time = time.time() - seconds
@@ -553,8 +549,8 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
-    may_be_0 += ["eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
+    may_be_0 += ["checkpoint_seconds", "eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
         kind = type(getattr(Args, name))  # of the default; None: a number or a name
@@ -579,7 +575,7 @@ def check_args(args: Args) -> None:
         require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
@@ -714,8 +710,8 @@ def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
 
 def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
     """N environments; in training an episode's last step resets, too (infos: final_obs)."""
-    folder = "eval_videos" if evaluating else f"videos_{int(time.time())}"
-    video_dir = run_dir / folder if args.capture_video else None
+    folder = "eval_videos" if evaluating else "videos"
+    video_dir = run_dir / f"{folder}_{int(time.time())}" if args.capture_video else None
     modes = gym.vector.AutoresetMode
     mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets them
     if args.env_id in MicroRTS.tasks:

@@ -9,7 +9,7 @@
 """PPO for the 16 games of Procgen: ppo_atari.py with IMPALA's network and scaled rewards.
 
 Run:     uv run ppo_procgen.py --env-id starpilot
-Look:    tensorboard --logdir runs
+Look:    uvx tensorboard --logdir runs
 Expect:  on starpilot 4 after 0.5M steps and 50 to 100 minutes on two cores (two runs; 4 too
          in openai/train-procgen); published after 25M: 31 (CleanRL) to 34 (openai/train-procgen)
 Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. Ids in brackets name
@@ -59,7 +59,7 @@ class Args:
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record videos of the first environment and of the evaluation
+    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "starpilot"  # one of the 16 games of Procgen
@@ -102,7 +102,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
     eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above those
     eval_deterministic: bool = False  # play the most probable actions, not sampled ones
 
@@ -216,8 +216,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
+    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -339,7 +339,7 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
 
     # State carried between iterations and saved in checkpoints
-    start_iteration = 1
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
@@ -349,7 +349,6 @@ def train(args: Args) -> dict:
         process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(process["rng"])
-        start_iteration = checkpoint["iteration"] + 1
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
@@ -541,9 +540,9 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm checkpoint_seconds".split()
+    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
     may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
-    may_be_0 += ["env_threads", "micro_batch"]
+    may_be_0 += ["checkpoint_seconds", "env_threads", "micro_batch"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
         kind = type(getattr(Args, name))  # of the default; None: a number or a name
@@ -566,7 +565,7 @@ def check_args(args: Args) -> None:
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
     found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
@@ -799,7 +798,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         first = args.start_level + args.num_levels
         args = replace(args, start_level=first, num_levels=2**31 - 1 - first)
     seed = 1_000_000 + args.seed  # training begins at --seed
-    envs = make_envs(args, run_dir / "eval_videos", seed)
+    envs = make_envs(args, run_dir / f"eval_videos_{int(time.time())}", seed)
     device = torch.device("cuda" if args.cuda else "cpu")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
     load_weights(agent, load_checkpoint(run_dir))

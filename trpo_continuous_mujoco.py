@@ -8,7 +8,7 @@
 Run:     uv run trpo_continuous_mujoco.py --env-id Hopper-v4 --no-bootstrap-truncation \
              --no-clip-actions --max-grad-norm 0 --fisher-every 10 --max-kl 0.04 \
              --learning-rate 2e-4 --no-anneal-lr --no-clip-vloss
-Look:    tensorboard --logdir runs
+Look:    uvx tensorboard --logdir runs
 Expect:  a return of 1,800 to 2,500 after 1M steps and 6 to 10 minutes (3 seeds)
 Read:    to the end of `train`, beside ppo_continuous_mujoco.py, from which it differs in the
          update: [S05] to [S07] after baselines/trpo_mpi (which accepts 1.5 times the KL limit),
@@ -55,7 +55,7 @@ class Args:
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record videos of the first environment and of the evaluation
+    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "HalfCheetah-v4"  # id of the environment, or module:id
@@ -101,7 +101,7 @@ class Args:
     checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
     resume: str | None = None  # continue the run in this directory, with its configuration
     evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate
+    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
     eval_deterministic: bool = False  # play the mean actions, not sampled ones
 
     @property
@@ -239,8 +239,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. A termination
-    drops it; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
+    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -380,31 +380,28 @@ def train(args: Args) -> dict:
     dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
 
     # State carried between iterations and saved in checkpoints
-    start_iteration = 1
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     global_step = 0
     seconds = 0.0  # of training before this process
     recent_returns = deque(maxlen=100)
     discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
-    raw_obs, _ = envs.reset(seed=args.seed)
+    env_seed = args.seed + (start_iteration - 1) * N  # a resumed run does not repeat its episodes
+    raw_obs, _ = envs.reset(seed=env_seed)
     obs_rms = obs_rms.update(raw_obs)
-    next_obs = normalize_obs(obs_rms, raw_obs, args)
     if checkpoint:
         load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
         obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
         return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        start_iteration = checkpoint["iteration"] + 1
         global_step = checkpoint["global_step"]
         seconds = checkpoint["seconds"]
         recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, checkpoint["envs"]):
-            carried = (x.numpy() for x in checkpoint["carried"])
-            next_obs, discounted_return, episodic_return, episodic_length = carried
-        else:  # new episodes, and not those of the first iteration again
-            raw_obs, _ = envs.reset(seed=args.seed + start_iteration * N)
-            next_obs = normalize_obs(obs_rms, raw_obs, args)
-    if args.staggered_resets and not (checkpoint and checkpoint["envs"]):  # [S09] staggered resets
+    next_obs = normalize_obs(obs_rms, raw_obs, args)
+    if checkpoint and restore_envs(envs, checkpoint["envs"]):
+        carried = (x.numpy() for x in checkpoint["carried"])
+        next_obs, discounted_return, episodic_return, episodic_length = carried
+    elif args.staggered_resets:  # [S09] staggered resets
         limit = envs.get_attr("_max_episode_steps")[0]
         envs.set_attr("_elapsed_steps", [n * limit // N for n in range(N)])  # of the first episodes
 
@@ -590,8 +587,8 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     if run_dir := args.resume or args.evaluate:
         check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef cg_damping max_grad_norm checkpoint_seconds".split()
-    may_be_0 += ["eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
+    may_be_0 = "seed gamma gae_lambda ent_coef cg_damping max_grad_norm".split()  # add your own
+    may_be_0 += ["checkpoint_seconds", "eval_episodes", "init_log_std", "clip_obs", "clip_reward"]
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} ({value})"
         kind = type(getattr(Args, name))  # of the default; None: a number or a name
@@ -613,7 +610,7 @@ def check_args(args: Args) -> None:
     require(args.fisher_every <= args.num_steps, every)
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (uv run --with moviepy ...)")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     if not args.evaluate:
         require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
         found = not args.track or find_spec("wandb")
@@ -831,7 +828,8 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    env = make_env(args, run_dir / "eval_videos" if args.capture_video else None)
+    video_dir = run_dir / f"eval_videos_{int(time.time())}" if args.capture_video else None
+    env = make_env(args, video_dir)
     agent = Agent(env.observation_space, env.action_space, args)
     checkpoint = load_checkpoint(run_dir)
     load_weights(agent, checkpoint)

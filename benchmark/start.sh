@@ -14,4 +14,4 @@ read -r script run <<< "$(plan_of start "")" # one experiment: SCRIPT ENV EXP FL
 run=$(find_run "$SEEDS" $run)
 [[ $run ]] || { echo "error: the run itself is not here; delete benchmark/results/start/ to train it again" >&2; exit 1; }
 "${python[@]}" "$script" --evaluate "$run" --capture-video --eval-episodes 1 --eval-deterministic
-"${python[@]}" benchmark/animate.py "$run"/eval_videos/*.mp4 benchmark/figures/start.gif
+"${python[@]}" benchmark/animate.py "$run"/eval_videos_*/*.mp4 benchmark/figures/start.gif

@@ -1251,7 +1251,7 @@ def test_videos_of_training_and_evaluation(script):
     if "cannot make" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
-    for pattern in ("videos_*", "eval_videos"):
+    for pattern in ("videos_*", "eval_videos_*"):
         (video,) = the_run().glob(f"{pattern}/rl-video-episode-0.mp4")
         assert video.stat().st_size > 1000
 

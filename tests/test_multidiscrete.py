@@ -932,7 +932,7 @@ def test_a_run_of_microrts_films_training_and_evaluation(run_multidiscrete):
     (videos,) = result["run_dir"].glob("videos_*")
     names = {path.name for path in videos.iterdir()}
     assert names == {"rl-video-episode-0.mp4", "rl-video-episode-1.mp4"}
-    videos = sorted((result["run_dir"] / "eval_videos").iterdir())
+    videos = sorted(result["run_dir"].glob("eval_videos_*/*"))
     assert [path.name for path in videos] == ["rl-video-episode-0.mp4", "rl-video-episode-1.mp4"]
     for path in videos:  # a game of 200 steps is ten seconds
         assert moviepy.VideoFileClip(str(path)).duration == pytest.approx(10, abs=0.2)
