@@ -220,7 +220,7 @@ def test_lines_that_start_from_a_trained_agent(tmp_path, monkeypatch):
     (lines,) = [block for block in BLOCKS if "load_weights(agent, start)" in block]
     script = SCRIPTS["ppo_continuous_mujoco"]
     first = script.module.train(script.module.Args(**script.tiny))["run_dir"]
-    place = "    raw_obs, _ = envs.reset(seed=args.seed)\n"
+    place = "    raw_obs, _ = envs.reset(seed=env_seed)\n"
     text = (ROOT / "ppo_continuous_mujoco.py").read_text()
     assert text.count(place) == 1
     text = text.replace(place, lines.replace("runs/NAME", first) + place)

@@ -261,12 +261,12 @@ def test_environments_of_all_processes_are_seeded_anew_where_a_run_is_resumed(sc
 @scripts_that(lambda script: "obs_rms" in script.source)
 def test_where_new_episodes_start_their_observations_are_normalized(script, spy, monkeypatch):
     """The first ones, as all: by the statistics of the checkpoint."""
+    starts = []
+    watch_envs(script, monkeypatch, reset=lambda result: starts.append(result[0].copy()) or result)
     run_dir = killed(
         script, "after renaming", 2, lambda: train(script, **known(script, norm_obs=True))
     )
-    starts = []
     monkeypatch.setattr(script.module, "restore_envs", lambda envs, states: False)
-    watch_envs(script, monkeypatch, reset=lambda result: starts.append(result[0].copy()) or result)
     mean, var, _ = (x.numpy() for x in checkpoint_of(run_dir)["obs_rms"])
     rollouts = spy(script.module.Agent, "evaluate_actions")
     resume(script, run_dir)
