@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The picture and the video at the top of the README: HalfCheetah with the strong recipe of mujoco.sh, one seed, minutes
-# on one core, then one episode of the trained agent without noise:
+# The picture and the video at the top of the README: HalfCheetah with the flags of its Quick start, one seed, minutes on
+# one core, then one episode of the trained agent without noise:
 #   bash benchmark/start.sh             -> results/start/, figures/start.gif; report.py --write draws figures/start.png
 # --dry-run prints the command. Variables: ENVS (one), SEEDS (one), STEPS, and those of run.sh (FLAGS, PYTHON).
 set -euo pipefail
