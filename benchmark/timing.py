@@ -29,14 +29,14 @@ above 0.5 before.
 """.strip().replace("\n", " ")
 TIME_RULE = """
 Median over seeds of the seconds of training until the mean of the last 100 episodes (of all so far,
-if fewer) first reaches the score, on a grid of 1% of the run; a seed that never does counts as
-slower than all others ("-": so does the median), and some fall below it again. The score is the
-mean of CleanRL's published figures, weighted by seeds: HalfCheetah's are 1443 and 2906. In
-brackets: by how much that is sooner than the end of CleanRL's own run of 1M steps, and how many
-seeds get there. That run's length is estimated: seconds of *default* times how much slower
-CleanRL's script was in three short pairs with it; published ones are of CleanRL's machine. Ours ran
-two at a time, compilation, mostly from a warm cache, included; imports count on neither side. Of
-each factor 2.9 to 5.4 is steps per second, the rest flags, and that ours stops at the score.
+if fewer) first reaches the score, on a grid of 1% of the run. A run counts even if it ends below
+the score again; one that never reaches it is slower than all others ("-": so is the median). The
+score is the mean of CleanRL's published figures, weighted by seeds: HalfCheetah's are 1443 and
+2906. In brackets: CleanRL's whole run of 1M steps divided by these seconds, and how many seeds get
+there. CleanRL may have its score before its end, so this is no ratio of speeds; that one is 2.9 to
+5.4. CleanRL's run is estimated: seconds of *default* times the ratio of three short pairs.
+Published seconds are of CleanRL's machine. Each of ours ran on one thread, two at a time,
+compilation (mostly from a warm cache) included, imports not.
 """.strip().replace("\n", " ")
 
 
