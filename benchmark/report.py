@@ -38,7 +38,7 @@ from recipes import HERE, SCRIPTS, without_suffix
 from results import RESULTS, folders
 from scripts import all_flags, flags_table, patches_table, where_table
 from selection import FOLDER as SELECTION
-from selection import RESULTS_FOLDER, results_section, selection_section
+from selection import RESULTS_FOLDER, results_section, selection_section, suite_rows
 from tables import (
     equal_section,
     folder_section,
@@ -86,7 +86,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["selection_returns"] = partial(folder_section, RESULTS_FOLDER)
     made["flags"] = all_flags
     made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
-    return made | {"where": where_table, "patches": patches_table, "suites": suites_section}
+    made["suites"] = lambda: suites_section(suite_rows())
+    return made | {"where": where_table, "patches": patches_table}
 
 
 def figures_of(only: str | None) -> list[str]:

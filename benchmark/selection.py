@@ -22,7 +22,7 @@ from provenance import labels
 from recipes import CLEAN, HERE, environments_of, read_recipes, recipes_of
 from results import RESULTS, groups_of, read_facts, read_runs
 from stats import FEWEST, difference, improvement_interval
-from tables import cell_of, mean_cell, number, seeds_cell, setups, table
+from tables import cell_of, mean_cell, number, seeds_cell, setups, suite_row, table
 
 FOLDER, RESULTS_FOLDER = "selection", CLEAN
 FLAGS = ""  # for every run, beside a SUFFIX
@@ -194,6 +194,21 @@ def check_plan(runs: pd.DataFrame) -> None:
             sys.exit(f"error: {run['path']} is no run of the plan")
     if runs["sha256"].nunique() > 1:
         sys.exit(f"error: {RESULTS_FOLDER} has runs of several texts of the script")
+
+
+def suite_rows() -> list[list[str]]:
+    """Rows of the table of suites: how far the rounds and the results have come."""
+    rounds = sum(len(seeds.split()) * candidates for seeds, candidates in ROUNDS) * len(AIMS)
+    results = sum(len(seeds.split()) * len(envs) for seeds, envs in FINAL.values())
+    results *= len(["chosen", *BESIDE])
+    rows = []
+    for folder, command, planned in [
+        (FOLDER, "selection.sh", rounds),
+        (RESULTS_FOLDER, "selection.sh results", results),
+    ]:
+        found = [read_facts(path) for path in RESULTS.glob(f"{folder}/*/*.csv")]
+        rows.append(suite_row(command, planned, found))
+    return rows
 
 
 def gap_cell(new: np.ndarray, old: np.ndarray) -> str:

@@ -339,24 +339,33 @@ def result_of(recipe: pd.Series, env: str, seed: str) -> dict | None:
     return read_facts(path)
 
 
-def suites_section() -> str:
-    """One row for each command: which of its runs have results, and how long they took."""
+def suite_row(command: str, planned: int, found: list[dict]) -> list[str]:
+    """How many of the planned runs have results, and how long these took, from their facts."""
+    row = [f"`bash benchmark/{command}`", f"{len(found)} of {planned}"]
+    if found:
+        done = pd.DataFrame(found)
+        seconds = done["seconds"].astype(float)
+        steps = sorted({f"{int(steps):,}" for steps in done["total_timesteps"]})
+        row += ["; ".join(steps), f"{seconds.median() / 60:.1f}", f"{seconds.sum() / 3600:.1f}"]
+        row += ["; ".join(sorted(set(done["hardware"])))]
+    return row + ["-"] * (6 - len(row))
+
+
+def suites_section(more: list[list[str]]) -> str:
+    """One row for each command: which of its runs have results, and how long they took.
+
+    `more` rows come after those of recipes.csv.
+    """
     rows = []
     for (suite, recipe), group in groups_of(read_recipes(), "suite", "recipe"):
         found = []
         for _, row in group.iterrows():
             for env in environments_of(row):
                 found += [result_of(row, env, seed) for seed in row["seeds"].split()]
-        done = pd.DataFrame([facts for facts in found if facts])
-        row = [f"`{f'bash benchmark/{suite}.sh {recipe}'.strip()}`", f"{len(done)} of {len(found)}"]
-        if len(done):
-            seconds = done["seconds"].astype(float)
-            steps = sorted({f"{int(steps):,}" for steps in done["total_timesteps"]})
-            row += ["; ".join(steps), f"{seconds.median() / 60:.1f}", f"{seconds.sum() / 3600:.1f}"]
-            row += ["; ".join(sorted(set(done["hardware"])))]
-        rows.append(row + ["-"] * (6 - len(row)))
+        done = [facts for facts in found if facts]
+        rows.append(suite_row(f"{suite}.sh {recipe}".strip(), len(found), done))
     head = ["command", "runs with results", "steps of each", "minutes of each (median)"]
-    return table([*head, "hours of these", "hardware"], rows)
+    return table([*head, "hours of these", "hardware"], rows + more)
 
 
 def tensorboard(folder: Path) -> str:

@@ -255,6 +255,20 @@ def test_the_results_stand_beside_the_other_recipes(final_runs):
     assert cells_of(text, f"{probability}3 unseen").count("-") == 3
 
 
+def test_the_plan_is_counted_among_the_suites(monkeypatch, tmp_path):
+    """144 and 300 runs, as the plan says; the time is that of the results that there are."""
+    monkeypatch.setattr(selection, "RESULTS", tmp_path)
+    rows = selection.suite_rows()
+    assert [row[1] for row in rows] == ["0 of 144", "0 of 300"]
+    for seed, seconds in ((201, 360), (202, 60), (203, 120)):
+        path = tmp_path / "selection_results" / "Ant-v4" / f"chosen__{seed}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"seconds": seconds, "total_timesteps": 1000000, "hardware": "a processor"}
+        path.write_text("".join(f"# {name}: {value}\n" for name, value in facts.items()))
+    row = ["3 of 300", "1,000,000", "2.0", "0.1", "a processor"]  # median of minutes, sum of hours
+    assert selection.suite_rows() == [rows[0], ["`bash benchmark/selection.sh results`", *row]]
+
+
 def test_the_probability_is_the_mean_over_the_environments_of_its_part(final_runs):
     """Chosen loses one of six, and one of three; ten and five seeds, or none is printed."""
     lost = {"Ant-v4", "Pusher-v5"}
