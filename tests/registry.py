@@ -46,7 +46,7 @@ class Script:
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
     card: dict = field(default_factory=dict)  # fields of a tiny run on a GPU, tests/test_cuda.py
-    waits: str = ""  # why a minibatch waits for the GPU, if it does
+    counted: str = ""  # why the rehearsal without a GPU counts what waits for none
     python: str = ">=3.11,<3.14"
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
@@ -440,6 +440,7 @@ LSTM_SCRIPT = Script(
     },
     by_hand=None,
     card=GAMES | {"env_id": "Breakout-v5"},
+    counted="the length of the longest episode, known to the CPU alone",
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
