@@ -4,8 +4,9 @@ Run:     python benchmark/collect.py runs/HalfCheetah-v4__ppo_continuous_mujoco_
 Columns: step (100 points, the last one is the end of the run), return (mean of the last 100
          training episodes that ended by then, as CleanRL reports it; no point before the first
          one) and seconds of training.
-Exit code 3: the run is not finished. A run whose losses stopped being finite never will be:
-with --diverged it is a result all the same. Its final return is 0, or the mean of its last 100
+Exit code 3: the run is not finished. With --unfinished it is a result all the same, as far as its
+checkpoint goes, and the tables say how far. A run whose losses stopped being finite never will be:
+with --diverged it is a result, too. Its final return is 0, or the mean of its last 100
 episodes if that was lower, and so is the last point of its curve.
 """
 
@@ -26,12 +27,14 @@ RESULTS = Path(__file__).resolve().parent / "results"
 WINDOW = 100  # episodes in a reported return
 
 
-def finished(run_dir: Path) -> dict:
-    """The checkpoint of a run; exit code 3 if the run has not reached its last step."""
+def finished(run_dir: Path, or_not: bool = False) -> dict:
+    """The checkpoint of a run; exit code 3 if it has not reached its last step and has to."""
     checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
     args, iteration = checkpoint["args"], checkpoint["iteration"]
     num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    if iteration < num_iterations:
+    if iteration < num_iterations and or_not:
+        checkpoint["unfinished"] = f"{checkpoint['global_step']} of {args['total_timesteps']} steps"
+    elif iteration < num_iterations:
         done = f"iteration {iteration} of {num_iterations}"
         print(f"{run_dir} is not finished: {done}", file=sys.stderr)
         sys.exit(3)
@@ -76,6 +79,13 @@ def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> 
     return float(np.mean(means or [0.0]))
 
 
+def hardware_of(run_dir: Path) -> str:
+    """Of the start, and of what resumed it elsewhere (config_N.json, after N iterations)."""
+    later = sorted(run_dir.glob("config_*.json"), key=lambda path: int(path.stem.split("_")[1]))
+    configs = [json.loads(path.read_text()) for path in [run_dir / "config.json", *later]]
+    return "; then ".join(dict.fromkeys(config["hardware"] for config in configs))
+
+
 def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     """What the top of the results file says."""
     config = json.loads((run_dir / "config.json").read_text())
@@ -84,7 +94,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     source = run_dir / Path(program).name  # the copy that the run made of the file that ran
     final_return = float(np.mean(checkpoint["recent_returns"]))
     of_iterations = mean_of_iterations(episodes, args["num_envs"] * args["num_steps"])
-    end = {}
+    end = {name: checkpoint[name] for name in ["unfinished"] if name in checkpoint}
     if "diverged" in checkpoint:
         of_iterations = min(0.0, of_iterations)
         end = {"diverged": f"losses not finite, last episode at step {checkpoint['global_step']}"}
@@ -100,7 +110,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         **have.patch_in(source),  # what of a variant decides whether it is run again
         "versions": ", ".join(f"{name} {version}" for name, version in config["versions"].items()),
-        "hardware": config["hardware"],
+        "hardware": hardware_of(run_dir),
         "threads": config.get("threads", "not recorded"),
         "load": config.get("load", "not recorded"),
         "steps": checkpoint["global_step"],
@@ -128,13 +138,16 @@ def curve_of(facts: dict, episodes: np.ndarray) -> list[str]:
     return rows
 
 
-def collect(run_dir: Path, suite: str | None = None, has_diverged: bool = False) -> Path:
+def collect(
+    run_dir: Path, suite: str | None = None, has_diverged: bool = False, unfinished: bool = False
+) -> Path:
     """Write the results file of a run; never over another run's."""
     episodes = read_episodes(run_dir)
     if has_diverged:
         checkpoint = diverged(run_dir, episodes)
     else:
-        checkpoint = finished(run_dir)
+        checkpoint = finished(run_dir, or_not=unfinished)
+        episodes = episodes[:, episodes[0] <= checkpoint["global_step"]]  # the run may be ahead
         check_episodes(run_dir, episodes, float(np.mean(checkpoint["recent_returns"])))
     facts = facts_of(run_dir, checkpoint, episodes)
     top = [f"# {name}: {value}" for name, value in facts.items()]
@@ -164,6 +177,7 @@ if __name__ == "__main__":
     parser.add_argument("--suite", help="folder of results/ (default: the script's last word)")
     diverged_help = "their losses stopped being finite"
     parser.add_argument("--diverged", action="store_true", help=diverged_help)
+    parser.add_argument("--unfinished", action="store_true", help="those not at their end, too")
     options = parser.parse_args()
     for path in options.run_dirs:
-        collect(path, options.suite, options.diverged)
+        collect(path, options.suite, options.diverged, options.unfinished)

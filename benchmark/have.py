@@ -101,6 +101,8 @@ def differences(file: Path, script: Path, flags: list[str]) -> list[str]:
         old, new = (args.get(name, "nothing") for args in (stored, asked))
         if old != new and ... not in (old, new):
             found.append(f"{name} {old} (asked for: {new})")
+    if file.suffix == ".csv" and (end := re.search("^# unfinished: (.*)", file.read_text(), re.M)):
+        found.append(f"unfinished: {end[1]}")
     if file.suffix == ".json" and not found:  # to be resumed, so by the same script to the byte
         copy = copy_of_script(file)
         if not copy.exists() or copy.read_bytes() != script.read_bytes():

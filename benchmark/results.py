@@ -52,6 +52,7 @@ def read_runs(folder: str) -> pd.DataFrame:
         numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
         numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))  # newer
         numbers["diverged"] = "diverged" in facts
+        numbers["unfinished"] = facts.get("unfinished", "")  # how far it came
         rows.append({"folder": folder, "path": path} | facts | numbers)
     if not rows:
         return pd.DataFrame()

@@ -109,7 +109,8 @@ def recipe_cells(folder: str, runs: pd.DataFrame) -> list[str]:
     gaps = [(returns.mean() - row["mean"], row["mean"]) for row in figures]
     gaps = "; ".join(f"{'+' if gap > 0 else ''}{number(gap, mean)}" for gap, mean in gaps)
     seeds = seeds_cell([len(returns)], runs["diverged"].sum())
-    cells = [facts[0]["label"], mean_cell(returns), number(np.median(returns)), seeds]
+    label = ", ".join(filter(None, [facts[0]["label"], *runs["unfinished"]]))
+    cells = [label, mean_cell(returns), number(np.median(returns)), seeds]
     cells += [f"{(runs['steps'] / runs['seconds']).median():.0f}"]
     return [*cells, "; ".join(map(spread, figures)) or "-", gaps or "-", labels(facts)]
 

@@ -684,6 +684,25 @@ def test_a_run_that_is_not_finished_is_not_collected(finished):
     assert error.value.code == 3 and not collect.RESULTS.exists()
 
 
+def test_a_run_that_is_not_finished_is_a_result_if_asked(finished, monkeypatch):
+    """Up to its checkpoint; no suite takes it for a whole one, and tables say how far it came."""
+    monkeypatch.setattr(results, "RESULTS", collect.RESULTS)
+    run_dir = finished(iteration=2, global_step=20, seconds=2.0, recent_returns=[2.0])
+    config = json.loads((run_dir / "config.json").read_text())
+    for after, hardware in ((10, "c"), (9, "b"), (11, "c")):
+        (run_dir / f"config_{after}.json").write_text(json.dumps(config | {"hardware": hardware}))
+    path = collect.collect(run_dir, "suite", unfinished=True)
+    facts, curve = results.read_facts(path), results.read_curve(path)
+    assert facts["unfinished"] == "20 of 30 steps" and facts["hardware"] == "a; then b; then c"
+    assert curve.iloc[-1].tolist() == [20, 2, 2] and curve["return"].max() == 2
+    monkeypatch.setattr(have, "fields_of", lambda script: {})
+    assert "unfinished: 20 of 30 steps" in have.differences(path, Path("my_ppo.py"), [])
+    label, *_ = tables.recipe_cells("suite", results.read_runs("suite"))
+    assert label == "exp, 20 of 30 steps"
+    whole = results.read_facts(collect.collect(finished(), "whole"))
+    assert "unfinished" not in whole and whole["hardware"] == "a"
+
+
 def test_the_results_of_another_run_are_kept(finished):
     first = finished()
     path = collect.collect(first, "suite")
