@@ -17,6 +17,7 @@ import json
 import os
 import shlex
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import have
@@ -79,11 +80,15 @@ def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> 
     return float(np.mean(means or [0.0]))
 
 
-def hardware_of(run_dir: Path) -> str:
-    """Of the start, and of what resumed it elsewhere (config_N.json, after N iterations)."""
-    later = sorted(run_dir.glob("config_*.json"), key=lambda path: int(path.stem.split("_")[1]))
-    configs = [json.loads(path.read_text()) for path in [run_dir / "config.json", *later]]
-    return "; then ".join(dict.fromkeys(config["hardware"] for config in configs))
+def on_the_way(run_dir: Path, checkpoint: dict) -> dict[str, str]:
+    """Hardware and versions of the start, and of what resumed the run elsewhere after that."""
+    later = {int(path.stem.split("_")[1]): path for path in run_dir.glob("config_*.json")}
+    reached = checkpoint.get("iteration", max(later, default=0) + 1)
+    paths = [run_dir / "config.json", *(later[n] for n in sorted(later) if n < reached)]
+    configs = [json.loads(path.read_text()) for path in paths]  # config_N: after N iterations
+    versions = [", ".join(map(" ".join, config["versions"].items())) for config in configs]
+    found = {"versions": versions, "hardware": [config["hardware"] for config in configs]}
+    return {name: "; then ".join(key for key, _ in groupby(x)) for name, x in found.items()}
 
 
 def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
@@ -109,8 +114,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "commit": config["commit"] or os.environ.get("COMMIT", ""),  # where there was no git
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         **have.patch_in(source),  # what of a variant decides whether it is run again
-        "versions": ", ".join(f"{name} {version}" for name, version in config["versions"].items()),
-        "hardware": hardware_of(run_dir),
+        **on_the_way(run_dir, checkpoint),
         "threads": config.get("threads", "not recorded"),
         "load": config.get("load", "not recorded"),
         "steps": checkpoint["global_step"],
@@ -175,9 +179,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--suite", help="folder of results/ (default: the script's last word)")
-    diverged_help = "their losses stopped being finite"
-    parser.add_argument("--diverged", action="store_true", help=diverged_help)
-    parser.add_argument("--unfinished", action="store_true", help="those not at their end, too")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--diverged", action="store_true", help="their losses stopped being finite")
+    ends.add_argument("--unfinished", action="store_true", help="those not at their end, too")
     options = parser.parse_args()
     for path in options.run_dirs:
         collect(path, options.suite, options.diverged, options.unfinished)

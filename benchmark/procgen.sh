@@ -4,7 +4,7 @@
 #   bash benchmark/procgen.sh ppg          PPG with its defaults; hours on a GPU, days on a CPU
 #   bash benchmark/procgen.sh bf16         the same with the network in bfloat16
 #   bash benchmark/procgen.sh openai       PPG as openai/phasic-policy-gradient runs it, but easy
-#   bash benchmark/procgen.sh 4M_ppo       the first 4.2M steps of starpilot in bfloat16, for a CPU; 4M_ppg is PPG, eight of its phases
+#   bash benchmark/procgen.sh 4M_ppo       the first 4.2M steps of starpilot in bfloat16: minutes of a GPU; 4M_ppg is PPG, eight of its phases
 #   bash benchmark/procgen.sh 3M_ppo       the first 3M steps, two to three hours of two cores that have bfloat16 arithmetic
 #   bash benchmark/procgen.sh short_ppo    half a million steps of starpilot, for a CPU
 #   bash benchmark/procgen.sh short_ppg    the same, with policy phases of 8 iterations instead of 32, and --bf16

@@ -72,7 +72,8 @@ def read_runs(folder: str) -> pd.DataFrame:
 
 def differing(runs: pd.DataFrame) -> list[str]:
     """What should be the same in all runs of an experiment and, as their files say, is not."""
-    names = [name for name in ("total_timesteps", "script", "patch") if name in runs]
+    names = ("total_timesteps", "unfinished", "script", "patch")
+    names = [name for name in names if name in runs]
     found = [name for name in names if runs[name].nunique(dropna=False) > 1]
     stored = [json.loads(args) for args in runs.get("args", pd.Series()).dropna()]
     for name in sorted({name for args in stored for name in args} - have.FREE - {"seed"}):

@@ -688,19 +688,30 @@ def test_a_run_that_is_not_finished_is_a_result_if_asked(finished, monkeypatch):
     """Up to its checkpoint; no suite takes it for a whole one, and tables say how far it came."""
     monkeypatch.setattr(results, "RESULTS", collect.RESULTS)
     run_dir = finished(iteration=2, global_step=20, seconds=2.0, recent_returns=[2.0])
-    config = json.loads((run_dir / "config.json").read_text())
-    for after, hardware in ((10, "c"), (9, "b"), (11, "c")):
-        (run_dir / f"config_{after}.json").write_text(json.dumps(config | {"hardware": hardware}))
     path = collect.collect(run_dir, "suite", unfinished=True)
     facts, curve = results.read_facts(path), results.read_curve(path)
-    assert facts["unfinished"] == "20 of 30 steps" and facts["hardware"] == "a; then b; then c"
+    assert facts["unfinished"] == "20 of 30 steps"
     assert curve.iloc[-1].tolist() == [20, 2, 2] and curve["return"].max() == 2
     monkeypatch.setattr(have, "fields_of", lambda script: {})
     assert "unfinished: 20 of 30 steps" in have.differences(path, Path("my_ppo.py"), [])
     label, *_ = tables.recipe_cells("suite", results.read_runs("suite"))
     assert label == "exp, 20 of 30 steps"
-    whole = results.read_facts(collect.collect(finished(), "whole"))
-    assert "unfinished" not in whole and whole["hardware"] == "a"
+    assert "unfinished" not in results.read_facts(collect.collect(finished(), "whole"))
+    runs = pd.DataFrame({"unfinished": ["", "20 of 30 steps"]})
+    assert results.differing(runs) == ["unfinished"]
+
+
+def test_a_resumed_run_names_all_its_machines(finished):
+    """In their order; not one that resumed it and reached no checkpoint."""
+    run_dir = finished()
+    config = json.loads((run_dir / "config.json").read_text())
+    for after, hardware, torch_version in ((1, "b", "2.9"), (2, "a", "2.10"), (3, "c", "2.11")):
+        changed = config | {"hardware": hardware, "versions": {"torch": torch_version}}
+        (run_dir / f"config_{after}.json").write_text(json.dumps(changed))
+    (run_dir / "config.json").write_text(json.dumps(config | {"versions": {"torch": "2.9"}}))
+    facts = results.read_facts(collect.collect(run_dir, "suite"))
+    assert facts["hardware"] == "a; then b; then a"
+    assert facts["versions"] == "torch 2.9; then torch 2.10"
 
 
 def test_the_results_of_another_run_are_kept(finished):
