@@ -99,7 +99,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     source = run_dir / Path(program).name  # the copy that the run made of the file that ran
     final_return = float(np.mean(checkpoint["recent_returns"]))
     of_iterations = mean_of_iterations(episodes, args["num_envs"] * args["num_steps"])
-    end = {name: checkpoint[name] for name in ["unfinished"] if name in checkpoint}
+    end = {"unfinished": checkpoint["unfinished"]} if "unfinished" in checkpoint else {}
     if "diverged" in checkpoint:
         of_iterations = min(0.0, of_iterations)
         end = {"diverged": f"losses not finite, last episode at step {checkpoint['global_step']}"}
