@@ -6,7 +6,8 @@
 #   bash benchmark/procgen.sh openai       PPG as openai/phasic-policy-gradient runs it, but easy
 #   bash benchmark/procgen.sh 4M_ppo       the first 4.2M steps of starpilot in bfloat16: minutes of a GPU; 4M_ppg is PPG, eight of its phases
 #   bash benchmark/procgen.sh 3M_ppo       the first 3M steps, two to three hours of two cores that have bfloat16 arithmetic
-#   bash benchmark/procgen.sh 3M_reward_gamma   the same with the rewards scaled as openai/train-procgen does
+#   bash benchmark/procgen.sh 3M_reward_gamma   the same, rewards scaled as openai/train-procgen does
+#   bash benchmark/procgen.sh 3M_glorot    and with its initial weights, variants/glorot_init.patch
 #   bash benchmark/procgen.sh short_ppo    half a million steps of starpilot, for a CPU
 #   bash benchmark/procgen.sh short_ppg    the same, with policy phases of 8 iterations instead of 32, and --bf16
 #   bash benchmark/procgen.sh short_float32    the same without --bf16, for a processor without such arithmetic

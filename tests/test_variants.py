@@ -405,3 +405,17 @@ def test_two_masks_are_those_of_the_acting_cell_and_of_the_attacked_one(variant)
     assert waiting.any() and (theirs[:, 0] == waiting).all()
     assert theirs[waiting, 1:-49].all() and not ours[waiting, 1:-49].all()
     assert (theirs[:, -49:] == ours[:, -49:]).all() and not theirs[~waiting].any()
+
+
+def test_glorot_weights_are_those_of_the_network_and_not_of_the_heads(variant):
+    """Uniform up to sqrt(6 / (inputs + outputs)); a convolution counts nine pixels of each."""
+    module, run = variant("glorot_init")
+    weights = checkpoint_of(run(learning_rate=1e-38))["agent"]
+    for name, weight in weights.items():
+        if name.endswith("bias"):
+            assert weight.abs().max() < 1e-30
+        elif name.startswith("network"):
+            bound = math.sqrt(6 / (sum(weight.shape[:2]) * weight[0, 0].numel()))
+            assert 0.95 * bound < weight.abs().max() <= bound * (1 + 1e-6)
+            assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+    assert weights["actor.weight"].norm(dim=1).numpy() == pytest.approx(0.01, rel=1e-4)
