@@ -10,8 +10,8 @@ python benchmark/report.py --tensorboard DIR    one row for each environment and
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, time_seeds,
-speed, wins, equal, suites, effects (the figure of ablation_details), where (the lines of the
-details), flags and flags_SCRIPT.
+speed, wins, equal, windows, suites, effects (the figure of ablation_details), where (the lines of
+the details), flags and flags_SCRIPT.
 """
 
 import argparse
@@ -49,6 +49,7 @@ from tables import (
     wins_section,
 )
 from timing import FOLDER, speed_section, time_section, time_seeds_section
+from windows import FOLDERS, windows_section
 
 ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
@@ -77,6 +78,8 @@ def sections() -> dict[str, Callable[[], str]]:
         made["wins"] = wins_section
     if list(RESULTS.glob("equal/*.csv")):
         made["equal"] = equal_section
+    if {*FOLDERS} <= {*folders()}:
+        made["windows"] = windows_section
     if FLAGS_ALONE in folders():
         made[FLAGS_ALONE] = flags_section
     made |= special | {STUDY: study_section}

@@ -1042,6 +1042,24 @@ def test_published_curves_are_drawn_as_far_as_runs_go():
     figures.plt.close(fig)
 
 
+def test_windows_are_means_of_their_points(tmp_path, monkeypatch):
+    windows = import_module("windows")
+    steps = pd.Series([100_000, 500_000, 500_001, 900_000, 1_000_000, 1_400_000])
+    means = windows.means_of(steps, pd.Series([1.0, 2.0, 10.0, 20.0, 30.0, 99.0]))
+    assert means == {500_000: 1.5, 1_000_000: 20.0}  # the third window is not complete
+    for run in range(3):
+        folder = tmp_path / f"train_procgen/results/easy-all-run{run}"
+        folder.mkdir(parents=True)
+        log = pd.DataFrame({"misc/total_timesteps": steps, "eprewmean": 3.0 + run})
+        log.to_csv(folder / "progress-starpilot.csv")
+    monkeypatch.setattr(windows, "PUBLISHED", tmp_path / "published_windows.csv")
+    windows.write_published(tmp_path)
+    rows = pd.read_csv(windows.PUBLISHED)
+    assert rows["mean"].tolist() == [3, 3, 4, 4, 5, 5] and set(rows["end"]) == set(means)
+    first = windows.windows_section().splitlines()[2]
+    assert first.startswith("| to 0.5M |") and first.endswith("| 3.0, 4.0, 5.0 |")
+
+
 # -- statistics --
 @pytest.mark.parametrize("n", [2, 5, 10, 30])
 def test_interval_is_students(n):
