@@ -1,7 +1,6 @@
-"""The scripts of the new form (algorithm above, plumbing below) and what the tests know of each.
+"""The scripts and what the tests know of each: one row of ROWS.
 
-A script that moves to the new form becomes one row of SCRIPTS; tests/test_static.py and
-tests/test_contract.py then hold it to the contract.
+tests/test_static.py and tests/test_contract.py hold every row to the contract.
 """
 
 import ast

@@ -1,5 +1,5 @@
 """Every command of README.md and docs/: what trains or plays is run, with fewer and shorter
-rollouts. What these pages and benchmark/README.md name.
+rollouts. What these pages and benchmark/README.md name, files, flags and anchors, is there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What every script of the new form promises, whatever its environments: one row of SCRIPTS each.
+"""What every script promises, whatever its environments: each row of ROWS in tests/registry.py.
 
 A promise that the same bytes keep in several scripts is tested with the first that has them
 (`one_of_each_text`), and longer cases of the same promise are `e2e`. Seeds, kills, resumption, bad
