@@ -48,6 +48,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -285,13 +286,12 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(obs).float()
 
-    def run_lstm(self, features, padded_inds, length: int, state: torch.Tensor) -> torch.Tensor:
-        """Hidden states (M, H) of features (M, F), by a padded array (L, S, F) (split_episodes)."""
-        padded = features.new_zeros(length * state.shape[1], features.shape[1])
-        padded = padded.index_copy(0, padded_inds, features).unflatten(0, (length, -1))  # (L, S, F)
+    def run_lstm(self, features: torch.Tensor, lengths: list[int], state: torch.Tensor):
+        """Hidden states (M, H) of features (M, F): S sequences, joined; first states (2, S, H)."""
+        padded = pad_sequence(features.split(lengths))  # (L, S, F), zeros after each sequence
         h, c = state[:, None]  # (1, S, H) each, as nn.LSTM takes them
         hidden, _ = self.lstm(padded, (h, c))  # (L, S, H)
-        return hidden.flatten(0, 1)[padded_inds]
+        return torch.cat([column[:n] for column, n in zip(hidden.unbind(1), lengths)])
 
     def heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of hidden states (n, H)."""
@@ -373,24 +373,21 @@ def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch
     """Cut the rollouts of environments mb_envs (n,) at resets, into S sequences for `run_lstm`.
 
     After a row where keep_state (T, N) is False the memory is zeroed; `state` (2, N, H) is the
-    memory before row 0. In a padded array (L, S) each column is a sequence, L is the longest one.
-    Returns mb_inds (M = n * T,), the row in the batch of each sample, environment by environment;
-    padded_inds (M,), its place in the flattened array; L; and the first states (2, S, H).
-    T = 5, n = 1, zeros after row 1: sequences 0 1 and 2 3 4, S = 2, L = 3, rows 0 2, 1 3 and - 4.
+    memory before row 0. Returns mb_inds (M = n * T,), the row in the batch of each sample,
+    environment by environment; the lengths of the sequences; and their first states (2, S, H).
+    T = 5, n = 1, zeros after row 1: the sequences 0 1 and 2 3 4, S = 2, lengths 2 and 3.
     """
     T, N = keep_state.shape
+    mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
     starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
     starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # True: a sequence begins (row 0, after a reset)
     env, first = starts.nonzero().T  # (S,) each: place in mb_envs and first step of a sequence
-    sequence = starts.flatten().cumsum(0) - 1  # (M,): which one
-    step = torch.arange(T).repeat(len(mb_envs)) - first[sequence]  # (M,) within it
-    mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
-    padded_inds = step * len(first) + sequence
+    number = starts.flatten().cumsum(0)  # (M,): of the sequence of each sample, from 1
+    lengths = number.bincount()[1:].tolist()
     continues = upload(first == 0, state.device)[:, None]  # from before row 0
     envs = upload(mb_envs[env], state.device)
     state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
-    mb_inds, padded_inds = upload(mb_inds, state.device), upload(padded_inds, state.device)
-    return mb_inds, padded_inds, int(step.max()) + 1, state
+    return upload(mb_inds, state.device), lengths, state
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
@@ -543,10 +540,9 @@ def train(args: Args) -> dict:
             for mb_envs in env_inds.chunk(args.num_minibatches):  # [C06] all real steps each epoch
                 if args.compile:  # a new step: until the next, graphs keep what they return
                     torch.compiler.cudagraph_mark_step_begin()
-                sequences = split_episodes(keep_state, mb_envs, initial_state)
-                mb_inds, padded_inds, length, state = sequences
+                mb_inds, lengths, state = split_episodes(keep_state, mb_envs, initial_state)
                 features = encode(agent, b_obs[mb_inds])  # (M, F)
-                hidden = agent.run_lstm(features, padded_inds, length, state)  # (M, H)
+                hidden = agent.run_lstm(features, lengths, state)  # (M, H)
                 # Filled up with repeated steps, so that minibatches keep their size
                 real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs.numpy()].T))  # no resets
                 order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # a third are real

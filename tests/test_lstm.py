@@ -189,21 +189,14 @@ def test_training_pass_equals_the_replay_step_by_step(case, obs_shape, tiny_lstm
         torch.testing.assert_close(got.double(), x, atol=1e-5, rtol=1e-5)
 
 
-def test_sequences_are_split_after_reset_rows_and_padded_to_the_longest():
+def test_sequences_are_split_after_reset_rows():
     """Environment 1: rows 0-2 and 3-4, environment 0: row 0, rows 1-3 and row 4. Rows of the batch
     are t * 3 + n.
     """
     valid, state = torch.from_numpy(reset_rows(5, (0, 3), (2,), ())), torch.randn(2, 3, 4)
-    mb_inds, padded_inds, length, states = ppo.split_episodes(valid, torch.tensor([1, 0]), state)
-    padded = torch.full((length, 5), -1).flatten()
-    padded[padded_inds] = mb_inds
-    assert padded.view(length, 5).T.tolist() == [
-        [1, 4, 7],
-        [10, 13, -1],
-        [0, -1, -1],
-        [3, 6, 9],
-        [12, -1, -1],
-    ]
+    mb_inds, lengths, states = ppo.split_episodes(valid, torch.tensor([1, 0]), state)
+    sequences = [rows.tolist() for rows in mb_inds.split(lengths)]
+    assert sequences == [[1, 4, 7], [10, 13], [0], [3, 6, 9], [12]]
     assert (states[:, [0, 2]] == state[:, [1, 0]]).all() and (states[:, [1, 3, 4]] == 0).all()
 
 
@@ -303,7 +296,7 @@ def test_every_minibatch_has_ratio_one_while_the_weights_stay(changes, run_lstm,
     size = {"total_timesteps": 3 * 4 * changes.get("num_steps", 16)}
     run_lstm(ortho_init=False, learning_rate=1e-30, **size | changes)
     assert len(losses) == 12 and all(not inputs[0].all() for inputs, _ in splits[4:8])
-    assert sum(bool(result[3].any()) for _, result in splits[4:]) > 4  # states carried over
+    assert sum(bool(result[2].any()) for _, result in splits[4:]) > 4  # states carried over
     for name, most in (("old_approx_kl", 1e-5), ("approx_kl", 1e-6), ("clipfrac", 0)):
         assert max(abs(stats[name]) for _, (_, stats) in losses) <= most
 
@@ -408,8 +401,8 @@ def test_without_lstm_a_step_knows_nothing_of_the_ones_before(lstm, run_lstm, sp
     ppo.evaluate(args, run_dir)
     before = torch.cat([inputs[2].flatten() for inputs, _ in acts])
     assert len(acts) > 34 and (before == 0).all() == (not lstm)
-    for _, (mb_inds, _, length, state) in splits:
-        alone = length == 1 and state.shape == (2, len(mb_inds), 128) and (state == 0).all()
+    for _, (mb_inds, lengths, state) in splits:
+        alone = set(lengths) == {1} and state.shape == (2, len(mb_inds), 128) and (state == 0).all()
         assert alone == (not lstm)
 
 
