@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Vectors and discrete actions, ppo.py:
 #   bash benchmark/classic.sh          CartPole and Acrobot, 500k steps: the script's defaults
-#   bash benchmark/classic.sh lunar    LunarLander, 1M steps: a longer horizon, larger batches; chosen on other seeds
-# --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh (WORKERS, FLAGS, PYTHON).
-# Flags, environments and seeds are in recipes.csv.
+#   bash benchmark/classic.sh lunar    LunarLander, 1M steps: a longer horizon and larger batches
+# --dry-run prints the commands; run.py has the variables (ENVS, SEEDS, STEPS, SUFFIX, WORKERS, ...).
 set -euo pipefail
-source "$(dirname "$0")/run.sh"
-run_suite classic "$@"
+cd "$(dirname "$0")/.."
+read -ra python <<< "${PYTHON:-uv run python}"
+[[ ${1:---dry-run} != --dry-run ]] || set -- default "$@"
+exec "${python[@]}" benchmark/run.py classic "$@"

@@ -1,57 +1,53 @@
-"""Finished runs -> results/<suite>/<env>/<exp>__<seed>.csv: facts as comments, a learning curve.
+"""Finished runs -> results/<folder>/<env>/<exp>__<seed>.csv: facts as comments, a learning curve.
 
-Run:     python benchmark/collect.py runs/HalfCheetah-v4__ppo_continuous_mujoco__1__1700000000
+Run:     python benchmark/collect.py --folder NAME RUN_DIR ...
 Columns: step (100 points, the last one is the end of the run), return (mean of the last 100
          training episodes that ended by then, as CleanRL reports it; no point before the first
          one) and seconds of training.
-Exit code 3: the run is not finished. With --unfinished it is a result all the same, as far as its
-checkpoint goes, and the tables say how far. A run whose losses stopped being finite never will be:
-with --diverged it is a result, too. Its final return is 0, or the mean of its last 100
-episodes if that was lower, and so is the last point of its curve.
+
+The suites do this after each run. With --unfinished a run is a result as far as its checkpoint
+goes, and the tables say how far. A run whose losses stopped being finite is a result, too: its
+final return is 0, or the mean of its last 100 episodes if that was lower.
 """
 
 import argparse
-import csv
 import hashlib
 import json
 import os
+import platform
+import re
 import shlex
+import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 
-import have
 import numpy as np
+import pandas as pd
+import results
 import torch
+from results import file_of
 
-RESULTS = Path(__file__).resolve().parent / "results"
 WINDOW = 100  # episodes in a reported return
 
 
-def finished(run_dir: Path, or_not: bool = False) -> dict:
-    """The checkpoint of a run; exit code 3 if it has not reached its last step and has to."""
-    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
-    args, iteration = checkpoint["args"], checkpoint["iteration"]
-    num_iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    if iteration < num_iterations and or_not:
-        checkpoint["unfinished"] = f"{checkpoint['global_step']} of {args['total_timesteps']} steps"
-    elif iteration < num_iterations:
-        done = f"iteration {iteration} of {num_iterations}"
-        print(f"{run_dir} is not finished: {done}", file=sys.stderr)
-        sys.exit(3)
-    return checkpoint
+def load_checkpoint(run_dir: Path) -> dict:
+    return torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
+
+
+def is_finished(checkpoint: dict) -> bool:
+    args = checkpoint["args"]
+    iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
+    return checkpoint["iteration"] >= iterations
 
 
 def read_episodes(run_dir: Path) -> np.ndarray:
     """Steps, returns and seconds (3, episodes)."""
-    with open(run_dir / "episodes.csv") as file:
-        columns = ("step", "return", "seconds")
-        rows = [[float(row[name]) for name in columns] for row in csv.DictReader(file)]
-    return np.array(rows).reshape(-1, 3).T
+    episodes = pd.read_csv(run_dir / "episodes.csv")
+    return episodes[["step", "return", "seconds"]].to_numpy(float).T
 
 
 def check_episodes(run_dir: Path, episodes: np.ndarray, final_return: float) -> None:
-    """The last returns have this mean."""
+    """The last returns have the mean that the checkpoint has."""
     if not episodes.size:
         sys.exit(f"error: {run_dir} has no finished episode")
     if not np.isclose(final_return, episodes[1, -WINDOW:].mean(), rtol=1e-4, atol=1e-4):
@@ -65,30 +61,49 @@ def diverged(run_dir: Path, episodes: np.ndarray) -> dict:
     worst = min(0.0, float(episodes[1, -WINDOW:].mean())) if episodes.size else 0.0
     args = json.loads((run_dir / "config.json").read_text())["args"]
     checkpoint = {"args": args, "global_step": int(last[0]), "seconds": float(last[2])}
-    return checkpoint | {"recent_returns": [worst], "diverged": True}
+    return checkpoint | {"recent_returns": [worst]}
 
 
 def mean_of_iterations(episodes: np.ndarray, batch_size: int, last: int = 5) -> float:
     """Mean of the last iterations' mean returns, those without a finished episode left out.
 
     As Engstrom et al. 2020 have it: an iteration of few long episodes counts as much as one of many
-    short ones, which lifts the figure where long episodes are good ones. An iteration is
-    `batch_size` steps here, so one with reset rows is a bit longer.
+    short ones, which lifts the figure where long episodes are good ones.
     """
     iterations = (episodes[0].astype(int) - 1) // batch_size
     means = [episodes[1, iterations == i].mean() for i in np.unique(iterations)[-last:]]
     return float(np.mean(means or [0.0]))
 
 
-def on_the_way(run_dir: Path, checkpoint: dict) -> dict[str, str]:
-    """Hardware and versions of the start, and of what resumed the run elsewhere after that."""
-    later = {int(path.stem.split("_")[1]): path for path in run_dir.glob("config_*.json")}
-    reached = checkpoint.get("iteration", max(later, default=0) + 1)
-    paths = [run_dir / "config.json", *(later[n] for n in sorted(later) if n < reached)]
-    configs = [json.loads(path.read_text()) for path in paths]  # config_N: after N iterations
-    versions = [", ".join(map(" ".join, config["versions"].items())) for config in configs]
-    found = {"versions": versions, "hardware": [config["hardware"] for config in configs]}
-    return {name: "; then ".join(key for key, _ in groupby(x)) for name, x in found.items()}
+def machine() -> str:
+    """Processor, cores and GPU of this machine."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    processor = found[1] if found else platform.processor() or platform.machine()
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    return ", ".join(filter(None, [processor, f"{os.cpu_count()} cores", card]))
+
+
+def commit_of(folder: Path) -> str:
+    """The commit of the repository that a folder is in."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def made_with(run_dir: Path) -> dict[str, str]:
+    """Hardware and versions, all of them if the run was resumed elsewhere."""
+    configs = [json.loads(path.read_text()) for path in sorted(run_dir.glob("config*.json"))]
+    versions = (", ".join(map(" ".join, config["versions"].items())) for config in configs)
+    hardware = (config.get("hardware") or machine() for config in configs)
+    found = {"versions": versions, "hardware": hardware}
+    return {name: "; then ".join(dict.fromkeys(each)) for name, each in found.items()}
+
+
+def patch_in(script: Path) -> str:
+    """The digest of the patch that made a script (see patches.py); empty if none did."""
+    text = script.read_text() if script.exists() else ""
+    found = re.search(r"\n# changed by .*, digest (\w+)\n$", text)
+    return found[1] if found else ""
 
 
 def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
@@ -97,12 +112,6 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
     source = run_dir / Path(program).name  # the copy that the run made of the file that ran
-    final_return = float(np.mean(checkpoint["recent_returns"]))
-    of_iterations = mean_of_iterations(episodes, args["num_envs"] * args["num_steps"])
-    end = {"unfinished": checkpoint["unfinished"]} if "unfinished" in checkpoint else {}
-    if "diverged" in checkpoint:
-        of_iterations = min(0.0, of_iterations)
-        end = {"diverged": f"losses not finite, last episode at step {checkpoint['global_step']}"}
     return {
         "script": Path(program).stem,
         "env": args["env_id"],
@@ -113,16 +122,14 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "args": json.dumps(args),
         "commit": config["commit"] or os.environ.get("COMMIT", ""),  # where there was no git
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
-        **have.patch_in(source),  # what of a variant decides whether it is run again
-        **on_the_way(run_dir, checkpoint),
-        "threads": config.get("threads", "not recorded"),
-        "load": config.get("load", "not recorded"),
+        **({"patch": patch} if (patch := patch_in(source)) else {}),
+        **made_with(run_dir),
+        "threads": os.environ.get("OMP_NUM_THREADS", "all"),
         "steps": checkpoint["global_step"],
         "seconds": round(checkpoint["seconds"], 2),
         "episodes": episodes.shape[1],
-        "final_return": final_return,
-        "return_of_iterations": of_iterations,
-        **end,
+        "final_return": float(np.mean(checkpoint["recent_returns"])),
+        "return_of_iterations": mean_of_iterations(episodes, args["num_envs"] * args["num_steps"]),
     }
 
 
@@ -142,46 +149,45 @@ def curve_of(facts: dict, episodes: np.ndarray) -> list[str]:
     return rows
 
 
-def collect(
-    run_dir: Path, suite: str | None = None, has_diverged: bool = False, unfinished: bool = False
-) -> Path:
+def collect(run_dir: Path, folder: str, has_diverged=False, unfinished=False) -> Path:
     """Write the results file of a run; never over another run's."""
     episodes = read_episodes(run_dir)
-    if has_diverged:
-        checkpoint = diverged(run_dir, episodes)
-    else:
-        checkpoint = finished(run_dir, or_not=unfinished)
+    checkpoint = diverged(run_dir, episodes) if has_diverged else load_checkpoint(run_dir)
+    if not has_diverged:
+        if not (unfinished or is_finished(checkpoint)):
+            sys.exit(f"error: {run_dir} is not finished: iteration {checkpoint['iteration']}")
         episodes = episodes[:, episodes[0] <= checkpoint["global_step"]]  # the run may be ahead
         check_episodes(run_dir, episodes, float(np.mean(checkpoint["recent_returns"])))
     facts = facts_of(run_dir, checkpoint, episodes)
+    if has_diverged:
+        facts["return_of_iterations"] = min(0.0, facts["return_of_iterations"])
+        facts["diverged"] = f"losses not finite, last episode at step {facts['steps']}"
+    elif not is_finished(checkpoint):
+        facts["unfinished"] = f"{facts['steps']} of {facts['total_timesteps']} steps"
     top = [f"# {name}: {value}" for name, value in facts.items()]
     text = "\n".join([*top, "step,return,seconds", *curve_of(facts, episodes)]) + "\n"
 
-    suite = suite or facts["script"].rsplit("_", 1)[-1]
-    folder = RESULTS / suite / facts["env"].replace("/", "-").replace(":", "-")
-    path = folder / f"{facts['exp']}__{facts['seed']}.csv"
+    path = file_of(folder, facts["env"], facts["exp"], facts["seed"])
     if path.exists() and path.read_text() != text:
         sys.exit(f"error: {path} holds another run than {run_dir}; delete it to replace it")
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # a power cut leaves a whole file, or none
-    temporary.replace(path)
-    after = f"after {facts['seconds']:.0f} s"
-    print(f"done {path.relative_to(RESULTS)}: return {facts['final_return']:.1f} {after}")
+    temporary.write_text(text)
+    temporary.replace(path)  # a kill leaves a whole file, or none
     return path
 
 
-if __name__ == "__main__":
+def main() -> None:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
-    parser.add_argument("--suite", help="folder of results/ (default: the script's last word)")
-    ends = parser.add_mutually_exclusive_group()
-    ends.add_argument("--diverged", action="store_true", help="their losses stopped being finite")
-    ends.add_argument("--unfinished", action="store_true", help="those not at their end, too")
+    parser.add_argument("--folder", required=True, help="of results/, such as mujoco_mine")
+    parser.add_argument("--unfinished", action="store_true", help="those not at their end, too")
     options = parser.parse_args()
-    for path in options.run_dirs:
-        collect(path, options.suite, options.diverged, options.unfinished)
+    for run_dir in options.run_dirs:
+        path = collect(run_dir, options.folder, unfinished=options.unfinished)
+        print(f"done {path.relative_to(results.ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

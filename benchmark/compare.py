@@ -1,26 +1,46 @@
-"""The table of compare.sh: final returns of two experiments in results/compare/, their difference.
+"""Is a changed copy of a script better? Trains both with the same seeds, prints the difference.
 
-python benchmark/compare.py ORIGINAL CHANGED      names of experiments
+Run:  bash benchmark/compare.sh ORIGINAL CHANGED [FLAGS of both] [--dry-run]
+
+ENVS (the original's default), SEEDS ("1 2 3 4 5") and STEPS (1000000) say which runs, WORKERS and
+so on are those of run.py. A run is done once: its name holds a digest of the script's text, the
+flags and the steps, so the original is not trained anew for the next change. All results lie in
+results/compare/.
 """
 
-import argparse
+import hashlib
+import os
 import sys
+from pathlib import Path
 
-import numpy as np
-from ablation import IMPROVEMENT_RULE, difference_cell, improvement_cell
 from results import groups_of, read_runs
-from stats import FEWEST
-from tables import mean_cell, table
+from run import NAMES, Refused, Run, parsed, train_all
+from tables import IMPROVEMENT_RULE, difference_cell, improvement_cell, mean_cell, table, text
 
-RULE = f"""
-Final returns: mean of the last 100 training episodes. Differences have Welch's 95% interval; with
-fewer than {FEWEST} seeds each seed's difference from the original's mean stands instead.
-{IMPROVEMENT_RULE} An interval with 0 inside decides nothing: add seeds."""
+RULE = """
+Final returns: mean of the last 100 training episodes. Differences have Welch's 95% interval; below
+five seeds each seed's difference from the original's mean stands instead. An interval with 0 inside
+decides nothing: add seeds.
+"""
 
 
-def row_of(env: str, x: np.ndarray, y: np.ndarray) -> list[str]:
-    row = [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), difference_cell(x, y)]
-    return [*row, improvement_cell([x], [y])]
+def plan(scripts: list[Path], flags: tuple[str, ...]) -> list[Run]:
+    """The runs of both, seed by seed, environment by environment."""
+    steps = os.environ.get("STEPS", "1000000")
+    plain, asked = parsed(scripts[0], ()), parsed(scripts[0], flags)
+    if found := [name for name in sorted(NAMES) if plain[name] != asked[name]]:
+        raise Refused(f"no {', '.join(found)} here: ENVS, SEEDS and STEPS say which runs")
+    if scripts[0].read_bytes() == scripts[1].read_bytes():
+        raise Refused(f"{scripts[0].name} and {scripts[1].name} are the same")
+    runs = []
+    for seed in os.environ.get("SEEDS", "1 2 3 4 5").split():
+        for env in os.environ.get("ENVS", plain["env_id"]).split():
+            for script in scripts:
+                said = script.read_bytes() + f"{' '.join(flags)} {steps}".encode()
+                name = f"{script.stem}-{hashlib.sha256(said).hexdigest()[:8]}"
+                about = ("--env-id", env, "--exp-name", name, "--total-timesteps", steps)
+                runs.append(Run("compare", script, env, name, int(seed), (*about, *flags)))
+    return runs
 
 
 def comparison(original: str, changed: str) -> str:
@@ -29,18 +49,27 @@ def comparison(original: str, changed: str) -> str:
     for env, group in groups_of(read_runs("compare"), "env"):
         returns = {exp: runs["final_return"].to_numpy() for exp, runs in groups_of(group, "exp")}
         if {original, changed} <= returns.keys():
-            rows.append(row_of(env, returns[original], returns[changed]))
-    if not rows:
-        missing = f"runs of both {original} and {changed}"
-        sys.exit(f"error: results/compare/ has no environment with {missing}")
-    head = ["environment", "seeds", original, changed, "difference"]
-    return table([*head, "probability of improvement"], rows) + "\n" + RULE.replace("\n", " ")
+            x, y = returns[original], returns[changed]
+            row = [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), difference_cell(x, y)]
+            rows.append([*row, improvement_cell([x], [y]) if min(len(x), len(y)) > 2 else "-"])
+    head = ["environment", "seeds", original, changed, "difference", "probability of improvement"]
+    return f"{table(head, rows)}\n\n{text(RULE)} {text(IMPROVEMENT_RULE)}"
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    scripts = [Path(word).resolve() for word in words[:2]]
+    missing = [word for word in words[:2] if not Path(word).is_file()]
+    if len(scripts) < 2 or missing:
+        sys.exit(f"{__doc__}\nerror: " + (f"no file {missing[0]}" if missing else "two scripts"))
+    try:
+        runs = plan(scripts, tuple(words[2:]))
+        train_all(runs, "--dry-run" in sys.argv)
+    except Refused as error:
+        sys.exit(f"error: {error}")
+    if "--dry-run" not in sys.argv and not os.environ.get("TASK"):
+        print("\n" + comparison(runs[0].exp, runs[1].exp))
 
 
 if __name__ == "__main__":
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("original")
-    parser.add_argument("changed")
-    options = parser.parse_args()
-    print(comparison(options.original, options.changed))
+    main()

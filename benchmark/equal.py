@@ -4,15 +4,13 @@ Run:  python benchmark/equal.py CASE FOLDER PYTHON
       FOLDER is a clone of the other project, PYTHON an interpreter with what it needs
 
 Both sides begin with the same weights and environments, sample with the same noise and see the
-samples in the same order (draws.py); all else is their own code, unchanged (peers/equal_*.py says
-what is made the same). Adam has a large epsilon on both sides: with a small one the first steps
-have the same length whatever the gradient is, so rounding of a gradient near zero would grow. For
-comparison our script also runs with a lambda of 0.94.
+samples in the same order (peers/draws.py); all else is their own code, unchanged (peers/equal_*.py
+says what is made the same). Adam has a large epsilon on both sides: with a small one the first
+steps have the same length whatever the gradient is, so rounding of a gradient near zero would
+grow. For comparison our script also runs with a lambda of 0.94.
 """
 
 import argparse
-import csv
-import importlib.util
 import json
 import os
 import shlex
@@ -22,16 +20,17 @@ import sys
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 
+import pandas as pd
 import torch
-from draws import Draws, WatchedAdam, weights_of
+from collect import commit_of, machine
 from patches import script_of
-from recipes import read_recipes
+from peers.draws import Draws, WatchedAdam, weights_of
+from results import HERE, RESULTS, read_recipes
+from run import module_of
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "equal"
 EPSILON = 1e-2
+COLUMNS = ["from_first", "from_theirs", "from_changed"]  # largest distance of one weight
 AUXILIARY = {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 2}
 OPENAI = {"distribution_mode": "hard", "aux_adam": True, "env_minibatches": True, "vf_coef": 1.0}
 OPENAI |= {"clip_vloss": False, "max_grad_norm": 0.0, "norm_reward_rollout": True}
@@ -51,6 +50,10 @@ class Case:
     both: dict = field(default_factory=dict)  # further flags of both
     ours: dict = field(default_factory=dict)
     flags: str = ""  # of ours, too
+
+    @property
+    def file(self) -> str:
+        return self.script if self.script.endswith(".patch") else f"{self.script}.py"
 
     @property
     def shared(self) -> dict:
@@ -97,19 +100,9 @@ for row in read_recipes().query("folder == 'ablation_study'").itertuples():
     )
 
 
-def module_of(script: str) -> ModuleType:
-    """A script, or the patched one, as a module."""
-    path = script_of(script if script.endswith(".patch") else f"{script}.py")
-    spec = importlib.util.spec_from_file_location(f"equal_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look
-    spec.loader.exec_module(module)
-    return module
-
-
 def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
     """The last weights of our script; the first go to the file, if that is new."""
-    module, draws = module_of(case.script), Draws()
+    module, draws = module_of(script_of(case.file)), Draws()
     draw_noise = module.Agent.draw_noise
     kind = draws.normal if hasattr(module, "Normal") else draws.gumbel
     module.Agent.draw_noise = lambda agent, *shape: kind(*draw_noise(agent, *shape).shape)
@@ -147,26 +140,6 @@ def command_of(case: Case, clone: Path, python: str, file: Path) -> list[str]:
     return [python, str(HERE / "peers" / peer), *map(str, rest)]
 
 
-def commit_of(folder: Path) -> str:
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
-def write(name: str, facts: dict, rows: list[tuple]) -> Path:
-    """The results file: facts, then a row for each tensor of weights.
-
-    The largest distances of one weight, and the sum of what ours moved (a test repeats that).
-    """
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.csv"
-    with open(path, "w", newline="") as file:
-        file.writelines(f"# {key}: {value}\n" for key, value in facts.items())
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["weights", "from_first", "from_theirs", "from_changed", "drift"])
-        writer.writerows((key, *(f"{x:.3g}" for x in numbers)) for key, *numbers in rows)
-    return path
-
-
 def main() -> None:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
@@ -192,20 +165,20 @@ def main() -> None:
         (config,) = Path(folder).glob("runs/*__ours__*/config.json")
         config = json.loads(config.read_text())
         os.chdir(HERE)
-    rows = []
-    for name, weight in ours.items():
-        others = (first[name], theirs[name], changed[name])
-        sizes = ((weight - other).abs().max().item() for other in others)
-        rows.append((name, *sizes, (weight - first[name]).sum().item()))
+    apart = pd.DataFrame(index=pd.Index(ours, name="weights"))
+    for column, others in zip(COLUMNS, (first, theirs, changed)):
+        apart[column] = [(ours[name] - others[name]).abs().max().item() for name in ours]
+    apart["drift"] = [(ours[name] - first[name]).sum().item() for name in ours]
     facts = {"case": options.case, "script": case.script, "env": case.env_id} | commits
-    facts |= {"iterations": case.iterations, "epsilon": EPSILON, "hardware": config["hardware"]}
+    facts |= {"iterations": case.iterations, "epsilon": EPSILON, "hardware": machine()}
     facts["args"] = json.dumps(config["args"])
     facts["versions"] = ", ".join(" ".join(pair) for pair in config["versions"].items())
-    path = write(options.case, facts, rows)
-    moved, apart, control = (max(row[i] for row in rows) for i in (1, 2, 3))
-    print(
-        f"{options.case}: weights move by up to {moved:.1e} and end up to {apart:.1e} from theirs,"
-    )
+    path = RESULTS / "equal" / f"{options.case}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    top = "".join(f"# {key}: {value}\n" for key, value in facts.items())
+    path.write_text(top + apart.to_csv(float_format="%.3g"))
+    moved, far, control = apart[COLUMNS].max()
+    print(f"{options.case}: weights move by up to {moved:.1e}, end up to {far:.1e} from theirs and")
     print(f"{control:.1e} from those of a lambda of 0.94; {path}")
 
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# MuJoCo at 1M steps, ppo_continuous_mujoco.py:
-#   bash benchmark/mujoco.sh             the script's defaults; HalfCheetah and Hopper also with the published recipe,
-#                                        which does not bootstrap where a time limit ends an episode
-#   bash benchmark/mujoco.sh strong      our strong recipe, the same flags for every environment
-#   bash benchmark/mujoco.sh chosen      its successor, see docs/selection.md
-#   bash benchmark/mujoco.sh pendulum    why the chosen recipe does not pay on InvertedPendulum, and what helps there
-#   bash benchmark/mujoco.sh ablation    the strong recipe with one of its departures taken back at a time
-# --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh. Flags, environments and seeds are in
-# recipes.csv. Of the ablations Humanoid has one, of scaled actions: the other three have bounds of -1 and 1 anyway.
+# MuJoCo, ppo_continuous_mujoco.py, 1M steps: the front page's table and figure, ten hours of two cores.
+#   bash benchmark/mujoco.sh              default and tuned
+#   bash benchmark/mujoco.sh default      the script's defaults: the published values, but time limits bootstrap
+#   bash benchmark/mujoco.sh tuned        one set of flags for all tasks
+#   bash benchmark/mujoco.sh published    default without bootstrapping at time limits, as CleanRL has it
+#   bash benchmark/mujoco.sh strong       tuned without its last two flags
+#   bash benchmark/mujoco.sh pendulum     five more seeds of tuned on InvertedPendulum, and two changes that may help
+# --dry-run prints the commands; run.py has the variables (ENVS, SEEDS, STEPS, SUFFIX, WORKERS, ...).
 set -euo pipefail
-source "$(dirname "$0")/run.sh"
-run_suite mujoco "$@"
+cd "$(dirname "$0")/.."
+read -ra python <<< "${PYTHON:-uv run python}"
+[[ ${1:---dry-run} != --dry-run ]] || set -- default tuned "$@"
+exec "${python[@]}" benchmark/run.py mujoco "$@"

@@ -1,9 +1,9 @@
-"""variants/NAME.patch -> runs/variants/NAME.py: the script of its line `--- SCRIPT.py`, changed.
+"""variants/*/NAME.patch -> runs/variants/NAME.py: the script of its line `--- SCRIPT.py`, changed.
 
-python benchmark/patches.py variants/NAME.patch      prints the path of the changed script
+Run:  python benchmark/patches.py variants/ideas/NAME.patch    prints the path of the new script
 
-Its last line is a comment with a digest of the lines that the patch takes away and adds: results
-of a patch that says something else by now are not those of today's (see have.py).
+The new script's last line is a comment with a digest of the lines that the patch takes away and
+adds, so results of a patch that says something else by now are told from today's.
 """
 
 import hashlib
@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-MADE = Path("runs") / "variants"
+from results import ROOT
+
+MADE = ROOT / "runs" / "variants"
 
 
 def original_of(patch: Path) -> str:
@@ -48,14 +49,12 @@ def patched(patch: Path, folder: Path) -> Path:
 
 
 def script_of(name: str) -> Path:
-    """The script of a row of recipes.csv, from the root of the repository."""
-    if not name.endswith(".patch"):
-        return ROOT / name
-    return patched(ROOT / name, ROOT / MADE)
+    """The script of a row of recipes.csv."""
+    return patched(ROOT / name, MADE) if name.endswith(".patch") else ROOT / name
 
 
 if __name__ == "__main__":
     try:
-        print(script_of(sys.argv[1]).relative_to(ROOT))
+        print(script_of(sys.argv[1]))
     except ValueError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")

@@ -1,17 +1,13 @@
 """results/ and published.csv -> Markdown tables, figures, blocks of README.md and of the docs.
 
-python benchmark/report.py                      print the tables
-python benchmark/report.py --write              draw figures/ and fill the blocks
-python benchmark/report.py --check              exit with 1 if a block holds another text
-python benchmark/report.py --only mujoco        one block alone, and its figure; any of the above
-python benchmark/report.py --tensorboard DIR    one row for each environment and experiment of the
-                                                runs in DIR, of any tool that names them
-                                                env__exp__seed__time and logs CleanRL's tags
+python benchmark/report.py mujoco_mine ...     the table and figure of a folder of results/
+python benchmark/report.py                     print all tables
+python benchmark/report.py --write             draw figures/ and fill the blocks
+python benchmark/report.py --check             exit with 1 if a block holds another text
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
-benchmark/README.md or docs/*.md. Names are the folders of results/, and summary, time, time_seeds,
-speed, wins, equal, windows, suites, effects (the figure of ablation_details), where (the lines of
-the details), flags and flags_SCRIPT.
+benchmark/README.md or docs/*.md. Names are the folders of recipes.csv that have results, and
+summary, effects, speed, equal, suites, patches.
 """
 
 import argparse
@@ -22,38 +18,138 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ablation import (
+import pandas as pd
+import results
+from figures import FIGURES, draw
+from patches import original_of
+from results import HERE, RESULTS, ROOT, read_curve, read_facts, read_recipes
+from tables import (
     DETAILS,
-    FLAGS_ALONE,
     STUDY,
     VARIANTS,
-    details_section,
-    effects_section,
-    flags_section,
-    study_section,
-    variants_section,
-)
-from provenance import refresh
-from recipes import HERE, SCRIPTS, without_suffix
-from results import RESULTS, folders
-from scripts import all_flags, flags_table, patches_table, where_table
-from selection import FOLDER as SELECTION
-from selection import RESULTS_FOLDER, results_section, selection_section, suite_rows
-from tables import (
-    equal_section,
+    changes_section,
     folder_section,
-    start_section,
-    suites_section,
+    number,
+    setups,
+    study_section,
     summary_section,
-    tensorboard,
-    wins_section,
+    table,
+    text,
 )
-from timing import FOLDER, speed_section, time_section, time_seeds_section
-from windows import FOLDERS, windows_section
 
-ROOT = HERE.parent
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
-LINK = re.compile(r"\]\(((?:benchmark/figures/|(?:pp[og]|trpo)\w*\.py)[^)]*)\)")
+LINK = re.compile(r"\]\((benchmark/figures/[^)]*)\)")
+KEYS = {"steps_per_second": "steps/s", "wall_seconds": "seconds in all", "peak_mb": "peak MB"}
+SPEED_RULE = """
+Ours and the peer ran in turns on one machine with the same hyperparameters. Medians over the pairs,
+and the ratio of the two; in brackets the range of the pairs' own ratios. Steps/s leave out the
+first tenth of a run; seconds in all are those of the whole process, start and compilation included.
+"""
+
+
+# -- sections that are no folder of runs --
+def speed_section(folder: str = "speed") -> str:
+    """One row for each measurement of two scripts in turns, in the order of pairs.csv."""
+    pairs = pd.read_csv(HERE / "pairs.csv", dtype=str, keep_default_na=False)
+    rows, ran = [], []
+    for name, label in zip(pairs["name"], pairs["label"]):
+        path = RESULTS / folder / f"{name}.csv"
+        if not path.exists():
+            continue
+        facts, data = read_facts(path), read_curve(path)
+        median = {key: (data[f"ours_{key}"].median(), data[f"peer_{key}"].median()) for key in KEYS}
+        ours, peer = median["steps_per_second"]
+        each = data["ours_steps_per_second"] / data["peer_steps_per_second"]
+        spread = f"{each.min():.2f} to {each.max():.2f}" if len(data) > 1 else "one pair"
+        where = [word for word in facts["hardware"].split(", ") if "NVIDIA" in word] or ["CPU"]
+        row = [f"`{facts['ours'].removesuffix(' --eval-episodes 0')}`", label, facts["env"]]
+        row += [where[0], str(len(data)), f"{ours / peer:.2f} ({spread})"]
+        rows.append([*row, *(f"{number(a)} / {number(b)}" for a, b in median.values())])
+        ran.append((facts["hardware"], facts["ours_versions"], f"commit {facts['commit']}"))
+        ran.append((facts["hardware"], facts["peer_versions"], facts["peer"].split()[0]))
+    head = ["ours", "peer", "environment", "on", "pairs", "ours / peer (range)", *KEYS.values()]
+    return "\n\n".join([table(head, rows, left=4), text(SPEED_RULE), setups(ran)])
+
+
+def equal_section() -> str:
+    """A row for each case of equal.py: how far apart the last weights are."""
+    rows, ran = [], []
+    for path in sorted(RESULTS.glob("equal/*.csv")):
+        facts, data = read_facts(path), read_curve(path)
+        far = data[["from_first", "from_theirs", "from_changed"]].max()
+        ours = facts["script"] if facts["script"].endswith(".patch") else f"{facts['script']}.py"
+        row = [path.stem, f"`{Path(ours).name}`", facts["original"].replace(", ", " at ")]
+        row += [facts["env"].split(":")[-1], facts["iterations"]]
+        rows.append([*row, *(f"{x:.1e}" for x in far)])
+        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
+    head = ["case", "ours", "original", "environment", "iterations", "weights move by up to"]
+    head += ["end from theirs by up to", "ours with lambda 0.94 differs by"]
+    return f"{table(head, rows, left=4)}\n\n{setups(ran)}"
+
+
+def suites_section() -> str:
+    """One row for each recipe: how many of its runs have results, and how long they took."""
+    rows = []
+    for (suite, recipe), group in results.groups_of(read_recipes(), "suite", "recipe"):
+        paths = [
+            results.file_of(row["folder"], env, row["experiment"], seed)
+            for _, row in group.iterrows()
+            for env in results.environments_of(row)
+            for seed in row["seeds"].split()
+        ]
+        found = pd.DataFrame([read_facts(path) for path in paths if path.exists()])
+        row = [f"`bash benchmark/{suite}.sh {recipe}`", f"{len(found)} of {len(paths)}"]
+        if len(found):
+            seconds = found["seconds"].astype(float)
+            row += ["; ".join(f"{int(n):,}" for n in sorted({*found["total_timesteps"]}, key=int))]
+            row += [f"{seconds.median() / 60:.1f}", f"{seconds.sum() / 3600:.1f}"]
+            row += ["; ".join(sorted(set(found["hardware"])))]
+        rows.append(row + ["-"] * (6 - len(row)))
+    head = ["command", "runs with results", "steps of each", "minutes of each (median)"]
+    return table([*head, "hours of these", "hardware"], rows)
+
+
+def patches_section() -> str:
+    """One row for each patch of variants/: the script it changes, and what it says it does."""
+    rows = []
+    for path in sorted((ROOT / "variants").glob("*/*.patch")):
+        about = path.read_text().partition("\n--- ")[0]
+        name = f"`{path.parent.name}/{path.stem}`"
+        rows.append([name, f"`{original_of(path)}`", " ".join(about.split())])
+    return table(["patch", "of", "what it does"], rows, left=3)
+
+
+# -- documents --
+def section_of(folder: str) -> Callable[[], str]:
+    """What makes the tables of a folder of results, with any SUFFIX."""
+    if folder.startswith("speed"):
+        return partial(speed_section, folder)
+    special = {DETAILS: changes_section, VARIANTS: changes_section, STUDY: study_section}
+    return partial(special.get(results.without_suffix(folder), folder_section), folder)
+
+
+def folders() -> list[str]:
+    """Those of recipes.csv that have results."""
+    known = dict.fromkeys(read_recipes()["folder"])
+    return [name for name in known if any((RESULTS / name).glob("*/*.csv"))]
+
+
+def sections() -> dict[str, Callable[[], str]]:
+    """What makes each block."""
+    made = {name: section_of(name) for name in folders()}
+    made |= {"summary": summary_section, "speed": speed_section, "equal": equal_section}
+    made["effects"] = lambda: f"![What each detail is worth](benchmark/figures/{DETAILS}.png)"
+    return made | {"suites": suites_section, "patches": patches_section}
+
+
+def show(folder: str, drawn: bool = True) -> None:
+    """Print the tables of a folder of results; draw its figure, if it is new or asked for."""
+    path = FIGURES / f"{folder}.png"
+    if not folder.startswith("speed") and (drawn or not path.exists()):
+        draw(folder)
+    print(f"\n{section_of(folder)()}")
+    if path.exists():
+        print(f"\nfigure: {path.relative_to(ROOT)}")
 
 
 def documents() -> list[Path]:
@@ -61,120 +157,43 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", HERE / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def sections() -> dict[str, Callable[[], str]]:
-    """What makes each block, but for what has no results."""
-    special = {DETAILS: details_section, VARIANTS: variants_section}  # with any SUFFIX
-    made = {}
-    for name in sorted({*folders()} - {"start"}):
-        made[name] = partial(special.get(without_suffix(name), folder_section), name)
-    if "start" in folders():
-        made["start"] = start_section
-    if FOLDER in folders():
-        made |= {"time": time_section, "time_seeds": time_seeds_section}
-        made["summary"] = summary_section
-    if list(RESULTS.glob("speed/*.csv")):
-        made["speed"] = speed_section
-    if list(RESULTS.glob("wins/*.csv")):
-        made["wins"] = wins_section
-    if list(RESULTS.glob("equal/*.csv")):
-        made["equal"] = equal_section
-    if {*FOLDERS} <= {*folders()}:
-        made["windows"] = windows_section
-    if FLAGS_ALONE in folders():
-        made[FLAGS_ALONE] = flags_section
-    made |= special | {STUDY: study_section}
-    made |= {"effects": effects_section, SELECTION: selection_section}
-    made |= {RESULTS_FOLDER: results_section}
-    if RESULTS_FOLDER in folders():
-        made["selection_returns"] = partial(folder_section, RESULTS_FOLDER)
-    made["flags"] = all_flags
-    made |= {f"flags_{name}": partial(flags_table, name) for name in SCRIPTS}
-    made["suites"] = lambda: suites_section(suite_rows())
-    return made | {"where": where_table, "patches": patches_table}
-
-
-def figures_of(only: str | None) -> list[str]:
-    """The names of the figures to draw, those without results left among them."""
-    from figures import FIGURES, TIME
-
-    names = {*folders(), TIME, *(path.stem for path in FIGURES.glob("*.png"))}
-    wanted = {"time": TIME, "effects": DETAILS}.get(only, only)
-    return sorted(name for name in names if only is None or name == wanted)
-
-
-def relinked(section: str, document: Path) -> str:
-    """A block with its links as seen from the document's folder."""
+def filled(document: Path, made: dict[str, str]) -> str:
+    """The text of a document with its blocks, and links as seen from its folder."""
 
     def here(match: re.Match) -> str:
         return f"]({os.path.relpath(ROOT / match[1], document.parent)})"
 
-    return LINK.sub(here, section)
-
-
-def filled(document: Path, text: str, made: dict[str, str], only: str | None) -> str:
-    """The text of a document with its blocks and links of today, or with one block."""
-
     def block(match: re.Match) -> str:
         start, name, end = match.groups()
-        if only not in (None, name):
-            return match[0]
-        return f"{start}{relinked(made.get(name, 'No results yet.'), document)}\n{end}"
+        return f"{start}{LINK.sub(here, made.get(name, 'No results yet.'))}\n{end}"
 
-    return MARKER.sub(block, text)
-
-
-def warn_of_homeless(made: dict[str, str], texts: list[str]) -> None:
-    """Name the blocks that no document has a place for."""
-    placed = {match[2] for text in texts for match in MARKER.finditer(text)}
-    if any(name.startswith("flags") for name in placed):  # one table, or one for each script
-        made = {name: section for name, section in made.items() if not name.startswith("flags")}
-    for name in made.keys() - placed:
-        needs = f"<!-- report:{name} --> and <!-- /report:{name} -->"
-        print(f"no place for {name}: it needs {needs}", file=sys.stderr)
-
-
-def update(made: dict[str, str], only: str | None, write: bool) -> None:
-    """Fill the blocks of all documents, or stop at the first that is stale."""
-    old = {path: path.read_text() for path in documents()}
-    warn_of_homeless(made, list(old.values()))
-    for path, text in old.items():
-        new = filled(path, text, made, only)
-        if write:
-            path.write_text(new)
-        elif new != text:
-            name = path.relative_to(ROOT)
-            sys.exit(f"error: {name} is not what benchmark/report.py --write makes of the results")
-
-
-def options_of_command() -> argparse.Namespace:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--write", action="store_true", help="draw the figures, fill the blocks")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a block is stale")
-    parser.add_argument("--only", metavar="NAME", help="one block alone, and its figure")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="other tools' runs")
-    return parser.parse_args()
+    return MARKER.sub(block, document.read_text())
 
 
 def main() -> None:
-    options = options_of_command()
-    if options.tensorboard:
-        return print(tensorboard(options.tensorboard))
-    makers = sections()
-    if options.only:
-        if options.only not in makers:
-            sys.exit(f"error: --only knows {', '.join(sorted(makers))}")
-        makers = {options.only: makers[options.only]}
-    if options.write:
-        from figures import draw
-
-        refresh()
-        for name in figures_of(options.only):
-            draw(name)
-    made = {name: maker() for name, maker in makers.items()}
-    if options.write or options.check:
-        return update(made, options.only, options.write)
-    print("\n\n".join(f"## {name}\n\n{section}" for name, section in made.items()))
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="of results/")
+    parser.add_argument("--write", action="store_true", help="draw the figures, fill the blocks")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a block is stale")
+    options = parser.parse_args()
+    for folder in options.folders:
+        if not any((RESULTS / folder).rglob("*.csv")):
+            sys.exit(f"error: there are no results in {RESULTS / folder}")
+        show(folder)
+    if options.folders:
+        return
+    for folder in folders() if options.write else []:
+        draw(folder)
+    made = {name: maker() for name, maker in sections().items()}
+    if not (options.write or options.check):
+        return print("\n\n".join(f"## {name}\n\n{section}" for name, section in made.items()))
+    for document in documents():
+        new = filled(document, made)
+        if options.write:
+            document.write_text(new)
+        elif new != document.read_text():
+            sys.exit(f"error: {document} is not what benchmark/report.py --write makes")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,58 @@
-"""results/*/*/*.csv, published.csv and published_curves.csv as tables of pandas."""
+"""recipes.csv, results/ and published*.csv as tables of pandas; the parts of a suite's plan.
 
-import json
+recipes.csv has a row for each experiment: suite and recipe (`bash benchmark/SUITE.sh RECIPE`), the
+folder of results/ (also the name of its table and figure), the script or a patch of one, the
+experiment (the name of its runs), environments, seeds, steps, cores of a run (one, all, or the
+number of processes that torchrun starts), flags, and label and colour in tables and figures (an
+experiment without a colour has no curve). Behind the word `only` an experiment has no other
+environments, whatever ENVS says.
+"""
+
 import sys
 from functools import cache
 from pathlib import Path
 
-import have
 import pandas as pd
-from recipes import HERE, SCRIPTS, recipes_of, without_suffix
 
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 RESULTS = HERE / "results"
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
+SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
 NUMBERS = {"seed": int, "total_timesteps": int, "steps": int, "seconds": float}
 NUMBERS |= {"final_return": float}
 
 
+# -- recipes --
+@cache
+def read_recipes() -> pd.DataFrame:
+    """recipes.csv, everything as text."""
+    return pd.read_csv(HERE / "recipes.csv", dtype=str, keep_default_na=False)
+
+
+def environments_of(recipe: pd.Series) -> list[str]:
+    """The environments of a row, without the word `only`."""
+    return [name for name in recipe["environments"].split() if name != "only"]
+
+
+def without_suffix(folder: str) -> str:
+    """mujoco for mujoco_mine: the folder of a recipe before SUFFIX."""
+    fits = [name for name in set(read_recipes()["folder"]) if folder.startswith(name)]
+    return max(fits, key=len, default=folder)
+
+
+def recipes_of(folder: str) -> pd.DataFrame:
+    """The experiments with results in a folder, by name; those of mujoco for mujoco_mine.
+
+    An experiment with other flags for each environment has a row for each: here the first.
+    """
+    recipes = read_recipes()
+    found = recipes[recipes["folder"] == without_suffix(folder)]
+    return found.drop_duplicates("experiment").set_index("experiment")
+
+
+# -- results --
 @cache
 def read_facts(path: Path) -> dict[str, str]:
     """The `# name: value` lines at the top of a results file."""
@@ -33,9 +71,10 @@ def read_curve(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, comment="#")
 
 
-def folders() -> list[str]:
-    """Those of results/ with runs in them, but for compare.sh's."""
-    return sorted({path.parts[-3] for path in RESULTS.glob("*/*/*.csv")} - {"compare"})
+def file_of(folder: str, env: str, experiment: str, seed: str | int) -> Path:
+    """The results file of a run."""
+    env = env.replace("/", "-").replace(":", "-")
+    return RESULTS / folder / env / f"{experiment}__{seed}.csv"
 
 
 def read_runs(folder: str) -> pd.DataFrame:
@@ -46,11 +85,10 @@ def read_runs(folder: str) -> pd.DataFrame:
     rows = []
     for path in sorted((RESULTS / folder).glob("*/*.csv")):
         facts = read_facts(path)
-        env = facts["env"].replace("/", "-").replace(":", "-")
-        if path.parts[-2:] != (env, f"{facts['exp']}__{facts['seed']}.csv"):
+        if path != file_of(folder, facts["env"], facts["exp"], facts["seed"]):
             sys.exit(f"error: {path} is a copy, or has another name than its run")
         numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
-        numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))  # newer
+        numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))
         numbers["diverged"] = "diverged" in facts
         numbers["unfinished"] = facts.get("unfinished", "")  # how far it came
         rows.append({"folder": folder, "path": path} | facts | numbers)
@@ -58,43 +96,18 @@ def read_runs(folder: str) -> pd.DataFrame:
         return pd.DataFrame()
     runs = pd.DataFrame(rows)
     for (env, exp), group in runs.groupby(["env", "exp"]):
-        if found := differing(group):
-            sys.exit(f"error: seeds of {exp} on {env} in {folder} differ in {', '.join(found)}")
-    recipes = recipes_of(folder)
-    known_envs = list(dict.fromkeys(published(folder)["env"]))
-    known_exps = list(recipes.index)
-    runs["label"] = [recipes["label"].get(exp, exp) for exp in runs["exp"]]
-    runs["env_place"] = [place(env.rsplit("-", 1)[0], known_envs) for env in runs["env"]]
-    runs["exp_place"] = [place(exp, known_exps) for exp in runs["exp"]]
+        same = ("script", "patch", "total_timesteps", "unfinished")
+        mixed = [name for name in same if name in group and group[name].nunique(dropna=False) > 1]
+        if mixed:
+            sys.exit(f"error: seeds of {exp} on {env} in {folder} differ in {', '.join(mixed)}")
+    labels = recipes_of(folder)["label"]
+    envs = {env: i for i, env in enumerate(dict.fromkeys(published(folder)["env"]))}
+    exps = {exp: i for i, exp in enumerate(labels.index)}
+    runs["label"] = [labels.get(exp, exp) for exp in runs["exp"]]
+    runs["env_place"] = [envs.get(env.rsplit("-", 1)[0], len(envs)) for env in runs["env"]]
+    runs["exp_place"] = [exps.get(exp, len(exps)) for exp in runs["exp"]]
     order = ["env_place", "env", "exp_place", "exp", "seed"]
     return runs.sort_values(order, ignore_index=True)
-
-
-def differing(runs: pd.DataFrame) -> list[str]:
-    """What should be the same in all runs of an experiment and, as their files say, is not."""
-    names = ("total_timesteps", "unfinished", "script", "patch")
-    names = [name for name in names if name in runs]
-    found = [name for name in names if runs[name].nunique(dropna=False) > 1]
-    stored = [json.loads(args) for args in runs.get("args", pd.Series()).dropna()]
-    for name in sorted({name for args in stored for name in args} - have.FREE - {"seed"}):
-        values = {json.dumps(args[name]) for args in stored if name in args}
-        if len(values) > 1 and name not in found:
-            found.append(name)
-    return found
-
-
-def check_budgets(runs: pd.DataFrame, experiments: list[str], envs: list[str]) -> None:
-    """All runs that a table compares have the same number of steps."""
-    shown = runs[runs["exp"].isin(experiments) & runs["env"].isin(envs)] if len(runs) else runs
-    for env, of_env in groups_of(shown, "env"):
-        if of_env["total_timesteps"].nunique() > 1:
-            names = ", ".join(of_env.groupby("total_timesteps")["exp"].first())
-            sys.exit(f"error: runs on {env} in {of_env['folder'].iloc[0]} differ in steps: {names}")
-
-
-def place(name: str, known: list[str]) -> int:
-    """Its place among the known names; all others come after them."""
-    return known.index(name) if name in known else len(known)
 
 
 def groups_of(runs: pd.DataFrame, *columns: str):
@@ -103,6 +116,13 @@ def groups_of(runs: pd.DataFrame, *columns: str):
     return runs.groupby(by, sort=False) if len(runs) else []
 
 
+def returns_of(folder: str, measure: str = "final_return") -> dict:
+    """(experiment, environment) -> the figure of each run, in the order of the seeds."""
+    groups = groups_of(read_runs(folder), "exp", "env")
+    return {name: runs[measure].to_numpy() for name, runs in groups}
+
+
+# -- published figures --
 @cache
 def read_published() -> pd.DataFrame:
     """published.csv; an unknown spread or number of seeds is not a number."""

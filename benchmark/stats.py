@@ -1,4 +1,4 @@
-"""Intervals and aggregates. The aggregates are rliable's (arXiv:2108.13264), and tested with it."""
+"""Intervals and aggregates, those of rliable (arXiv:2108.13264), and tested with it."""
 
 import warnings
 
@@ -51,58 +51,26 @@ def relative_difference(pairs: list[tuple]) -> tuple[float, float, float]:
     return ratio, ratio - half, ratio + half
 
 
-def pooled(figures: list[dict]) -> tuple[float, float, int]:
-    """Mean, deviation and number of the seeds behind published means with deviations."""
-    n = np.array([row["seeds"] for row in figures])
-    means = np.array([row["mean"] for row in figures])
-    stds = np.array([row["std"] for row in figures])
-    mean = np.average(means, weights=n)
-    squares = (n - 1) * stds**2 + n * (means - mean) ** 2
-    total = int(n.sum())
-    return float(mean), float((squares.sum() / (total - 1)) ** 0.5), total
+def aggregate(scores: np.ndarray) -> tuple[float, float, float]:
+    """Interquartile mean of all scores (seeds, tasks), and its 95% interval over seeds."""
+    samples = stats.trim_mean(resample(scores).reshape(RESAMPLES, -1), 0.25, axis=1)
+    return stats.trim_mean(scores, 0.25, axis=None), *np.quantile(samples, [0.025, 0.975])
 
 
-def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Mean of the middle half of all scores (..., seeds, tasks)."""
-    flat = np.sort(scores.reshape(*scores.shape[:-2], -1))
-    cut = flat.shape[-1] // 4
-    return flat[..., cut : flat.shape[-1] - cut].mean(axis=-1)
+def improvement(new: np.ndarray, old: np.ndarray) -> tuple[float, float, float]:
+    """P(a run of `new` > one of `old`) of (seeds, tasks), mean over tasks; its 95% interval."""
+
+    def share(new, old) -> np.ndarray:  # (..., seeds, tasks) each; ties count half
+        pairs = new[..., :, None, :], old[..., None, :, :]
+        return (np.greater(*pairs) + 0.5 * np.equal(*pairs)).mean(axis=(-3, -2, -1))
+
+    rng = np.random.default_rng(0)
+    samples = share(resample(new, rng), resample(old, rng))
+    return float(share(new, old)), *np.quantile(samples, [0.025, 0.975])
 
 
-def improvement(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """P(a run of `new` > one of `old`), mean over tasks; ties count half. (..., seeds, tasks)."""
-    pairs = new[..., :, None, :], old[..., None, :, :]  # (..., seeds of new, seeds of old, tasks)
-    better = np.greater(*pairs) + 0.5 * np.equal(*pairs)
-    return better.mean(axis=(-3, -2, -1))
-
-
-def resample(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def resample(scores: np.ndarray, rng=None) -> np.ndarray:
     """(resamples, seeds, tasks): as many seeds, drawn with replacement, for each task by itself."""
+    rng = rng or np.random.default_rng(0)
     draws = rng.integers(len(scores), size=(RESAMPLES, *scores.shape))
     return np.take_along_axis(scores[None], draws, axis=1)
-
-
-def with_interval(value: float, samples: np.ndarray, level=0.95) -> tuple[float, float, float]:
-    """A value and the middle part of its bootstrap samples."""
-    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return float(value), float(low), float(high)
-
-
-def normalized(returns: np.ndarray, figures: list[list[dict]]) -> tuple[float, float, float]:
-    """Interquartile mean of return / published mean (seeds, tasks), and its 95% interval.
-
-    `figures` are those of each task. Each resample draws seeds, and for each task a published
-    mean: from the normal distribution around the mean of its seeds, with their standard error.
-    """
-    rng = np.random.default_rng(0)
-    means, deviations, n = np.array([pooled(rows) for rows in figures]).T
-    divisors = rng.normal(means, deviations / n**0.5, size=(RESAMPLES, 1, len(means)))
-    samples = interquartile_mean(resample(returns, rng) / divisors)
-    return with_interval(interquartile_mean(returns / means), samples)
-
-
-def improvement_interval(new, old, level: float = 0.95) -> tuple[float, float, float]:
-    """`improvement` and its interval, seeds drawn for each task."""
-    rng = np.random.default_rng(0)
-    samples = improvement(resample(new, rng), resample(old, rng))
-    return with_interval(improvement(new, old), samples, level)

@@ -1,19 +1,11 @@
 #!/usr/bin/env bash
-# A new idea, variants/NAME.patch, on the strong recipe beside the recipe as it is: HalfCheetah, Hopper, Walker2d, 1M steps:
-#   bash benchmark/variant.sh NAME     both with the same seeds; ends in their difference
-#   bash benchmark/variant.sh          every patch that has a row in recipes.csv
-# --dry-run prints the commands. Variables: ENVS, SEEDS, STEPS, and those of run.sh. docs/variants.md says how to add one.
+# A new idea, variants/ideas/NAME.patch, beside the recipe without it: HalfCheetah, Hopper, Walker2d, 1M steps, same seeds:
+#   bash benchmark/variant.sh NAME     one patch that has a row in recipes.csv
+#   bash benchmark/variant.sh          all of them
+# --dry-run prints the commands; run.py has the variables (ENVS, SEEDS, STEPS, SUFFIX, WORKERS, ...).
 set -euo pipefail
-source "$(dirname "$0")/run.sh"
-name=${1:-}
-[[ ${2:---dry-run} == --dry-run ]] || run_suite variant "$name" "$2" # says how it is used
-if [[ ! $name || $name == --dry-run ]]; then
-    read -rd "" -a recipes < <(recipes_of variant) || true
-else
-    recipes_of variant | grep -qx -- "$name" || run_suite variant "$name" # says what there is
-    recipes=(baseline "$name")
-    [[ $name != baseline ]] || recipes=(baseline)
-fi
-run_in_turns variant "${recipes[@]}"
-read -ra python <<< "$PYTHON"
-[[ $DRY_RUN ]] || "${python[@]}" benchmark/report.py --only "variants${SUFFIX:-}"
+cd "$(dirname "$0")/.."
+read -ra python <<< "${PYTHON:-uv run python}"
+ideas=(staggered_resets adam_reset spo weight_decay cosine_annealing)
+[[ ${1:---dry-run} != --dry-run ]] || set -- "${ideas[@]}" "$@"
+exec "${python[@]}" benchmark/run.py variant baseline "$@"

@@ -28,11 +28,7 @@ class Script:
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
     by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
-    lines: int  # budgets: of the file
-    loop_before: int  # the line before which the loop starts
-    plumbing: int  # lines from the ruler to the end
     parent: str | None = None
-    changed: int = 0  # lines of `diff parent script`
     # What exists in the parent too and has another text, and why. `train: update` is the block of
     # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
     different: dict[str, str] = field(default_factory=dict)
@@ -228,9 +224,6 @@ PPO = Script(
     },
     by_hand=discrete_action,
     details=CORE,
-    lines=619,  # the design has 590, 245 and 230
-    loop_before=246,
-    plumbing=260,
     zero=ZERO,
     free=FREE,
     annealing={"anneal_lr", "anneal_clip"},
@@ -267,10 +260,6 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | CONTINUOUS,
-    lines=807,  # the design has 740, 360 and 260
-    loop_before=360,
-    plumbing=324,
-    changed=352,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Gaussian policy, choice of activation",
@@ -328,10 +317,6 @@ TRPO = Script(
     by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    lines=869,  # the design has 820
-    loop_before=415,
-    plumbing=326,  # the design has 260
-    changed=186,
     different={
         "Args": "the flags of the trust region",
         "Agent.__init__": "always two networks",
@@ -376,10 +361,6 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    lines=952,  # the design has 820, 450 and 260, and 50 more for several processes
-    loop_before=431,
-    plumbing=392,
-    changed=661,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Nature CNN",
@@ -443,10 +424,6 @@ LSTM_SCRIPT = Script(
     whole_sequences=True,
     reset_rows=True,
     details=ATARI_SCRIPT.details | LSTM,
-    lines=1098,  # the design has 900, 500 and 280, and 50 more for several processes
-    loop_before=485,
-    plumbing=472,
-    changed=310,
     different={
         "Args": "memory, hidden velocities",
         "Agent.__init__": "LSTM, vectors",
@@ -514,10 +491,6 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    lines=1132,  # the design has 980, 380 and 480
-    loop_before=380,
-    plumbing=627,
-    changed=703,
     different={
         "Args": "the flags of the details, MicroRTS",
         "Agent.__init__": "components, grids, trunks apart from heads",
@@ -571,10 +544,6 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
     omitted={"S01"},
-    lines=844,  # the design has 740, 370 and 260, and 50 more for several processes
-    loop_before=365,
-    plumbing=350,
-    changed=550,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "IMPALA's network",
@@ -624,10 +593,6 @@ PPG = Script(
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    lines=1049,  # the design has 860, 420 and 270, and 50 more for several processes
-    loop_before=430,
-    plumbing=416,
-    changed=283,
     different={
         "Args": "the flags of the details",
         "layer_init": "three ways",

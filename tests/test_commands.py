@@ -13,10 +13,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from registry import SCRIPTS, pages
-from watch import checkpoint_of
+from watch import checkpoint_of, scalars_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -148,16 +149,18 @@ def test_command_runs(command, monkeypatch):
 
 @pytest.mark.e2e
 def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
-    """But for pip and pytest; tests/test_variants.py has those of docs/variants.md."""
+    """But for pip and pytest. Those of benchmark/ have tests of their own, and their words are
+    looked at below.
+    """
     tensorboard = "uvx tensorboard --logdir runs"
     copy = "cp ppo_continuous_mujoco.py my_ppo.py"
     tasks = "Hopper-v4 Walker2d-v4"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
-    set_up = re.compile(
+    tried_elsewhere = re.compile(
         r"(uv )?pip install |uv run (pytest|torchrun)|git clone |cd |diff -u "
-        r"|bash benchmark/variant"
+        r"|(\w+=.* )?(bash|python|uv run( python)?) benchmark/(?!compare)\w+\.(sh|py)\b"
     )
-    assert {line for line in OTHERS if not set_up.match(line)} == {
+    assert {line for line in OTHERS if not tried_elsewhere.match(line)} == {
         tensorboard,
         copy,
         f"ENVS={tasks} {compare}",
@@ -181,10 +184,12 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     )
     shutil.copy(ROOT / "ppo_continuous_mujoco.py", tmp_path)
     change = [*copy.split(";"), "echo >> my_ppo.py", f"ENVS='{tasks}' {compare} --dry-run"]
-    done = subprocess.run(
-        ["bash", "-c", " && ".join(change)], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 20, done.stderr
+    how = {"cwd": tmp_path, "env": os.environ | {"PYTHON": sys.executable}}
+    how |= {"capture_output": True, "text": True}
+    done = subprocess.run(["bash", "-c", " && ".join(change)], **how)
+    assert done.returncode == 0, done.stderr
+    for task in tasks.split():
+        assert len(re.findall(rf"--env-id {task} ", done.stdout)) == 2 * 5  # both, five seeds each
 
 
 BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
@@ -248,92 +253,72 @@ def test_example_of_a_sweep(tmp_path, monkeypatch, capsys):
     assert len([*Path("runs").iterdir()]) == 9
 
 
-def test_the_command_at_the_top_is_the_one_that_made_the_picture():
-    """Which moves and is small."""
-    (path,) = (ROOT / "benchmark" / "results" / "start").glob("*/start__1.csv")
-    made = re.search(r"# command: .*?\.py (.*)", path.read_text())[1]
-    made = made.replace(
-        "--env-id HalfCheetah-v4 --seed 1 --exp-name start --total-timesteps 1000000 ", ""
-    )
-    assert made == " ".join(split(RUNS[0])[2])
-    picture = (ROOT / "benchmark" / "figures" / "start.gif").read_bytes()
-    assert picture.startswith(b"GIF89a") and picture.count(b"\x21\xf9\x04") > 50  # frames
-    assert len(picture) < 1_000_000
-
-
 def test_commands_in_the_text_name_what_exists():
     """`bash benchmark/atari.sh bf16`, `python benchmark/report.py --write`, `diff a.py b.py`:
     files, recipes, flags.
     """
     sys.path.insert(0, str(ROOT / "benchmark"))
-    import recipes
+    from results import read_recipes
 
-    suites = recipes.suites()
-
+    rows = read_recipes()
+    suites = {suite: {*names} for suite, names in rows.groupby("suite")["recipe"]}
     text = "".join(page.read_text() for page in [*pages(), ROOT / "benchmark" / "README.md"])
     named = re.findall(
-        r"\b(?:bash|python) (benchmark/(\w+)\.\w+)(?: ([a-z]\w*|--\w[\w-]*|1M))?", text
+        r"\b(?:bash|python|uv run) (benchmark/(\w+)\.\w+)(?: ([a-z]\w*|--\w[\w-]*|1M))?", text
     )
-    assert len({path for path, _, _ in named}) >= 9
+    assert {"mujoco", "compare", "report"} <= {name for _, name, _ in named}
     for path, name, word in named:
         assert (ROOT / path).is_file(), path
         if name in suites:
             assert word in ["", "--dry-run", *suites[name]], (path, word)
-        elif word.startswith("--"):
-            assert word in (ROOT / path).read_text(), (path, word)
+        elif word.startswith("--"):  # of the command or of the runner behind it
+            files = [ROOT / path, *(ROOT / "benchmark").glob("run.py")]
+            assert any(word in file.read_text() for file in files), (path, word)
     for command in re.findall(r"`diff (.*?)`", text):
         assert all((ROOT / name).is_file() for name in command.split()), command
 
 
-def test_commands_that_measure_speed_are_valid():
-    """Those of benchmark/README.md: our script is there and takes the flags."""
-    commands = [
-        command
-        for command in commands_of(ROOT / "benchmark" / "README.md")
-        if "benchmark/speed.sh" in command
-    ]
-    ours = [
-        re.search(r"(?:OURS_FLAGS=(.*?))?(?: [A-Z_]+=.*)?bash benchmark/speed.sh (\S+)", line)
-        for line in commands
-    ]
-    assert {Path(match[2]).stem for match in ours} >= {path.stem for path in ROOT.glob("pp?_*.py")}
-    for command, match in zip(commands, ours):
-        assert (ROOT / match[2]).is_file(), command
-        if "/" not in match[2]:
-            module = import_module(Path(match[2]).stem)
-            env_id = re.findall(r"ENV_ID=(\S+)", command)
-            args = module.parse_args(
-                [*["--env-id", *env_id] * bool(env_id), *(match[1] or "").split()]
-            )
-            if "procgen" not in match[2] or find_spec("procgen"):
-                module.check_args(args)
+def test_pairs_whose_speed_is_measured_are_valid():
+    """Those of benchmark/pairs.csv: our script is there and takes the flags, so is the adapter."""
+    pairs = pd.read_csv(ROOT / "benchmark" / "pairs.csv", dtype=str, keep_default_na=False)
+    assert {*pairs["ours"]} >= {path.name for path in ROOT.glob("pp?_*.py")}
+    for pair in pairs.itertuples():
+        assert (ROOT / "benchmark" / "peers" / pair.adapter).exists(), pair.name
+        module = import_module(pair.ours.removesuffix(".py"))
+        flags = ["--env-id", pair.env, "--total-timesteps", pair.steps, *pair.ours_flags.split()]
+        args = module.parse_args([flag for flag in flags if flag != "--cuda"])  # none here
+        if "procgen" not in pair.ours or find_spec("procgen"):
+            module.check_args(args)
 
 
 @pytest.mark.e2e
 def test_speed_is_measured_and_reported(tmp_path):
     """speed.sh, the same script on both sides, one pair."""
-    (tmp_path / "benchmark").mkdir()
-    for name in ("speed.sh", "speed.py"):
-        shutil.copy(ROOT / "benchmark" / name, tmp_path / "benchmark")
-    script = str(ROOT / "ppo_continuous_mujoco.py")
+    without = shutil.ignore_patterns("results", "figures")
+    shutil.copytree(ROOT / "benchmark", tmp_path / "benchmark", ignore=without)
+    script = "ppo_continuous_mujoco.py"
+    shutil.copy(ROOT / script, tmp_path)
     small = "--no-compile --num-steps 64 --num-minibatches 2 --update-epochs 1 --eval-episodes 0"
-    variables = {
-        "PYTHON": sys.executable,
-        "NAME": "same",
-        "ENV_ID": "InvertedPendulum-v4",
-        "STEPS": "1280",
-    }
-    variables |= {"OURS_FLAGS": small, "PEER_FLAGS": small}
-    command = ["bash", "benchmark/speed.sh", script, script, sys.executable, "1"]
-    command += ["--short", "--max-load", "1000"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True
-    )
+    pair = {"name": "same", "ours": script, "ours_flags": small, "label": "itself", "adapter": ""}
+    pair |= {"peer": script, "peer_flags": small, "env": "InvertedPendulum-v4", "steps": "1280"}
+    pairs = pd.DataFrame([pair | {"threads": "1"}])
+    pairs.to_csv(tmp_path / "benchmark" / "pairs.csv", index=False)
+    command = ["bash", "benchmark/speed.sh", "same", ROOT, sys.executable]
+    command += ["--pairs", "1", "--short", "--max-load", "1000"]
+    env = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = (tmp_path / "benchmark" / "results" / "speed" / "same.csv").read_text().splitlines()
-    repetition, ours, *_ = lines[-1].split(",")
-    assert (
-        repetition == "1"
-        and float(ours) > 100
-        and f"# ours: ppo_continuous_mujoco.py {small}" in lines
-    )
+    file = tmp_path / "benchmark" / "results" / "speed" / "same.csv"
+    assert f"# ours: {script} {small}" in file.read_text().splitlines()
+    (measured,) = pd.read_csv(file, comment="#").itertuples()
+    assert measured.ours_steps_per_second > 100 < measured.peer_steps_per_second
+
+
+def test_speed_of_leanrl_is_read_from_what_it_tells_wandb(tmp_path):
+    script = 'import wandb\nwandb.init(project="x")\nfor step in (10, 20):\n'
+    script += '    wandb.log({"speed": step / 2, "r": 0}, step=step)\n'
+    (tmp_path / "ppo.py").write_text(script)
+    there = {"cwd": tmp_path, "env": os.environ | {"PEER_SCRIPT": "ppo.py"}}
+    subprocess.run([sys.executable, ROOT / "benchmark/peers/leanrl.py"], check=True, **there)
+    events = scalars_of(tmp_path / "runs/leanrl")
+    assert events == {"charts/SPS": [(10, 5.0), (20, 10.0)]}

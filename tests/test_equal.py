@@ -1,6 +1,5 @@
 """benchmark/equal.py: the same draws on both sides, cases that fit the scripts, a table."""
 
-import json
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,10 +13,9 @@ from test_parallel import available
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 
-import draws  # noqa: E402
 import equal  # noqa: E402
 import results  # noqa: E402
-import tables  # noqa: E402
+from peers import draws  # noqa: E402
 
 
 def test_draws_are_the_same_on_both_sides_and_new_each_time():
@@ -35,7 +33,7 @@ def test_a_case_fits_its_script(name):
     case = equal.CASES[name]
     if not available(case.script):
         pytest.skip("procgen-mirror is not installed")
-    module = equal.module_of(case.script)
+    module = equal.module_of(equal.script_of(case.file))
     args = module.parse_args(case.flags.split())
     args = replace(args, **case.shared | case.ours | {"cuda": False})
     module.check_args(args)
@@ -88,7 +86,7 @@ def elsewhere(path: Path, ours: dict, first: dict) -> list[str]:
 @pytest.mark.parametrize("name", equal.CASES)
 def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path):
     """Where it ended when it was compared with the original; a lambda of 0.94 ends elsewhere."""
-    path = equal.RESULTS / f"{name}.csv"
+    path = results.RESULTS / "equal" / f"{name}.csv"
     if lacking := missing(results.read_facts(path)):
         pytest.skip(f"not here: {lacking}")
     monkeypatch.chdir(tmp_path)
@@ -99,18 +97,3 @@ def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path
     assert elsewhere(path, ours, torch.load(file)) == []
     changed = equal.train_ours(case, file, gae_lambda=0.94)
     assert elsewhere(path, changed, torch.load(file)) != []
-
-
-def test_the_table_has_the_largest_distances(monkeypatch, tmp_path):
-    facts = {"case": "x", "script": "ppg_procgen", "env": "bigfish", "commit": "0123456"}
-    facts |= {"original": "phasic_policy_gradient, 7295473", "iterations": 6, "epsilon": 0.01}
-    facts |= {"hardware": "a processor", "args": json.dumps({"arch": "dual"}), "versions": "v 1"}
-    monkeypatch.setattr(equal, "RESULTS", tmp_path / "equal")
-    equal.write("x", facts, [("a", 1e-2, 1e-7, 2e-4, 1.0), ("b", 3e-3, 5e-6, 1e-4, 2.0)])
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    results.read_facts.cache_clear()
-    row = tables.equal_section().splitlines()[2]
-    assert row.startswith(
-        "| `ppg_procgen.py` | OpenAI's `phasic_policy_gradient` (7295473), `arch=d"
-    )
-    assert row.endswith("| bigfish | 6 | 1.0e-02 | 5.0e-06 | 2.0e-04 |")

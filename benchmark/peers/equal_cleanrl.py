@@ -90,7 +90,7 @@ if "procgen" in path.name:
     envs = procgen.ProcgenEnv
     procgen.ProcgenEnv = lambda **options: envs(rand_seed=seed, **options)
 shim = Path(__file__).with_name(f"cleanrl_{path.name}")
-os.environ["CLEANRL_SCRIPT"] = str(path)
+os.environ["PEER_SCRIPT"] = str(path)
 sys.argv = [str(path), *flags]
 runpy.run_path(str(shim if shim.exists() else path), run_name="__main__")
 

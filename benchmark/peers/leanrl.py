@@ -1,6 +1,6 @@
 """A PPO script of LeanRL, unchanged: its speed goes to TensorBoard as charts/SPS.
 
-LEANRL_SCRIPT=path/to/leanrl/ppo_....py python leanrl.py FLAGS...; needs torch, tensordict,
+PEER_SCRIPT=path/to/leanrl/ppo_....py python leanrl.py FLAGS...; needs torch, tensordict,
 tensorboard, tyro, tqdm and gymnasium[mujoco], or for Atari what cleanrl_ppo_atari_envpool.py beside
 this file needs.
 """
@@ -18,9 +18,9 @@ wandb.init = lambda **settings: None
 wandb.log = lambda values, step: writer.add_scalar("charts/SPS", values["speed"], step)
 sys.modules["wandb"] = wandb
 
-script = os.environ["LEANRL_SCRIPT"]
+script = os.environ["PEER_SCRIPT"]
 if "envpool" in Path(script).name:
-    os.environ["CLEANRL_SCRIPT"] = script
+    os.environ["PEER_SCRIPT"] = script
     script = str(Path(__file__).with_name("cleanrl_ppo_atari_envpool.py"))
 with SummaryWriter("runs/leanrl") as writer:
     runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,113 @@
+"""Draw your own runs: returns over steps and over seconds, and print a table.
+
+Run:  python benchmark/plot.py runs [MORE ...] [--out curves.png]
+
+Takes run directories or folders that hold some, of our scripts or of others that log CleanRL's tags
+into directories named env__exp__seed__time. Runs are grouped by environment and experiment: from
+five on with the 95% interval of the mean (Student's t), below with a thin line for each. Returns
+are means of the last 100 episodes.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from figures import AXES, add_legend, draw_seeds, on_one_grid, save
+from results import groups_of
+from tables import mean_cell, number, table
+
+POINTS = 500  # of a curve
+
+
+def read_episodes(run_dir: Path) -> pd.DataFrame:
+    """step, return and seconds of each episode: of episodes.csv, else of TensorBoard's files."""
+    if (run_dir / "episodes.csv").exists():
+        return pd.read_csv(run_dir / "episodes.csv")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    if "charts/episodic_return" not in events.Tags()["scalars"]:
+        return pd.DataFrame()
+    found = pd.DataFrame(events.Scalars("charts/episodic_return"))
+    seconds = found["wall_time"] - found["wall_time"].iloc[0]
+    return pd.DataFrame({"step": found["step"], "return": found["value"], "seconds": seconds})
+
+
+def read_run(run_dir: Path) -> dict | None:
+    """Environment, experiment, seed and smoothed curve; None if no episode has ended."""
+    episodes = read_episodes(run_dir)
+    if episodes.empty:
+        print(f"skipped {run_dir}: no finished episode", file=sys.stderr)
+        return None
+    if (run_dir / "config.json").exists():
+        args = json.loads((run_dir / "config.json").read_text())["args"]
+        env, exp, seed = args["env_id"], args["exp_name"], args["seed"]
+    else:
+        env, exp, seed, _ = run_dir.name.rsplit("__", 3)
+    curve = episodes[["step", "seconds"]].copy()
+    curve["return"] = episodes["return"].rolling(100, min_periods=1).mean()
+    last = curve.iloc[[-1]]
+    curve = pd.concat([curve.iloc[:: max(1, len(curve) // POINTS)], last])
+    return {"env": env, "exp": exp, "seed": int(seed), "curve": curve}
+
+
+def find_runs(folders: list[Path]) -> pd.DataFrame:
+    """All runs below the folders, in the order of their names; the newest of each seed."""
+    found = {}
+    for folder in folders:
+        files = [*folder.rglob("episodes.csv"), *folder.rglob("events.out.tfevents*")]
+        for run_dir in sorted({file.parent for file in files}):
+            named = run_dir.name.count("__") >= 3 or (run_dir / "config.json").exists()
+            if named and (run := read_run(run_dir)):
+                found[run["env"], run["exp"], run["seed"]] = run
+    return pd.DataFrame([found[name] for name in sorted(found)])
+
+
+def draw(runs: pd.DataFrame, out: Path) -> None:
+    """A row of two panels for each environment: over steps and over minutes."""
+    envs = list(dict.fromkeys(runs["env"]))
+    how = {"figsize": (9, 2.7 * len(envs) + 1), "squeeze": False, "layout": "constrained"}
+    fig, axes = plt.subplots(len(envs), 2, **how)
+    colours = dict(zip(dict.fromkeys(runs["exp"]), plt.get_cmap("tab10").colors * 10))
+    entries = {}
+    for row, (env, of_env) in zip(axes, groups_of(runs, "env")):
+        for ax, (x, (unit, label)) in zip(row, AXES.items()):
+            for exp, group in groups_of(of_env, "exp"):
+                grid, y = on_one_grid(list(group["curve"]), x)
+                draw_seeds(ax, grid / unit, y, colours[exp])
+                entries.setdefault((exp, colours[exp]), []).append(len(group))
+            ax.set_xlabel(label)
+        row[0].set_ylabel(f"{env}\nreturn")
+    add_legend(fig, entries)
+    save(fig, out)
+
+
+def table_of(runs: pd.DataFrame) -> str:
+    rows = []
+    for (env, exp), group in groups_of(runs, "env", "exp"):
+        last = pd.DataFrame([curve.iloc[-1] for curve in group["curve"]])
+        row = [env, exp, str(len(group)), f"{last['step'].max():,.0f}"]
+        row += [mean_cell(last["return"].to_numpy()), number(last["seconds"].median() / 60)]
+        rows.append(row)
+    head = ["environment", "experiment", "runs", "steps"]
+    return table([*head, "return: mean [95% interval] or (each run)", "minutes"], rows, left=2)
+
+
+def main() -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"))
+    options = parser.parse_args()
+    runs = find_runs(options.folders)
+    if runs.empty:
+        sys.exit(f"error: no runs with finished episodes in {', '.join(map(str, options.folders))}")
+    draw(runs, options.out)
+    print(f"{table_of(runs)}\n\n{options.out}")
+
+
+if __name__ == "__main__":
+    main()
