@@ -35,6 +35,7 @@ def load_checkpoint(run_dir: Path) -> dict:
 
 
 def is_finished(checkpoint: dict) -> bool:
+    """Has it reached its last iteration?"""
     args = checkpoint["args"]
     iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
     return checkpoint["iteration"] >= iterations
@@ -57,10 +58,10 @@ def check_episodes(run_dir: Path, episodes: np.ndarray, final_return: float) -> 
 
 def diverged(run_dir: Path, episodes: np.ndarray) -> dict:
     """What stands for the checkpoint of a run whose losses stopped being finite."""
-    last = episodes[:, -1] if episodes.size else np.zeros(3)
+    step, _, seconds = episodes[:, -1] if episodes.size else np.zeros(3)
     worst = min(0.0, float(episodes[1, -WINDOW:].mean())) if episodes.size else 0.0
-    args = json.loads((run_dir / "config.json").read_text())["args"]
-    checkpoint = {"args": args, "global_step": int(last[0]), "seconds": float(last[2])}
+    checkpoint = {"args": json.loads((run_dir / "config.json").read_text())["args"]}
+    checkpoint |= {"global_step": int(step), "seconds": float(seconds)}
     return checkpoint | {"recent_returns": [worst]}
 
 
@@ -124,7 +125,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
         "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
         **({"patch": patch} if (patch := patch_in(source)) else {}),
         **made_with(run_dir),
-        "threads": os.environ.get("OMP_NUM_THREADS", "all"),
+        "threads": os.environ.get("OMP_NUM_THREADS", "not recorded"),
         "steps": checkpoint["global_step"],
         "seconds": round(checkpoint["seconds"], 2),
         "episodes": episodes.shape[1],

@@ -15,13 +15,15 @@ from pathlib import Path
 
 from results import groups_of, read_runs
 from run import NAMES, Refused, Run, parsed, train_all
-from tables import IMPROVEMENT_RULE, difference_cell, improvement_cell, mean_cell, table, text
-
-RULE = """
-Final returns: mean of the last 100 training episodes. Differences have Welch's 95% interval; below
-five seeds each seed's difference from the original's mean stands instead. An interval with 0 inside
-decides nothing: add seeds.
-"""
+from tables import (
+    IMPROVEMENT_RULE,
+    RETURN_RULE,
+    difference_cell,
+    improvement_cell,
+    mean_cell,
+    table,
+    text,
+)
 
 
 def plan(scripts: list[Path], flags: tuple[str, ...]) -> list[Run]:
@@ -53,21 +55,22 @@ def comparison(original: str, changed: str) -> str:
             row = [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), difference_cell(x, y)]
             rows.append([*row, improvement_cell([x], [y]) if min(len(x), len(y)) > 2 else "-"])
     head = ["environment", "seeds", original, changed, "difference", "probability of improvement"]
-    return f"{table(head, rows)}\n\n{text(RULE)} {text(IMPROVEMENT_RULE)}"
+    return f"{table(head, rows)}\n\n{text(RETURN_RULE)} {text(IMPROVEMENT_RULE)}"
 
 
 def main() -> None:
-    words = [word for word in sys.argv[1:] if word != "--dry-run"]
-    scripts = [Path(word).resolve() for word in words[:2]]
-    missing = [word for word in words[:2] if not Path(word).is_file()]
-    if len(scripts) < 2 or missing:
-        sys.exit(f"{__doc__}\nerror: " + (f"no file {missing[0]}" if missing else "two scripts"))
+    dry_run = "--dry-run" in sys.argv
+    scripts, flags = sys.argv[1:3], [word for word in sys.argv[3:] if word != "--dry-run"]
+    if len(scripts) < 2:
+        sys.exit(__doc__)
+    if missing := [script for script in scripts if not Path(script).is_file()]:
+        sys.exit(f"error: no file {missing[0]}")
     try:
-        runs = plan(scripts, tuple(words[2:]))
-        train_all(runs, "--dry-run" in sys.argv)
+        runs = plan([Path(script).resolve() for script in scripts], tuple(flags))
+        train_all(runs, dry_run)
     except Refused as error:
         sys.exit(f"error: {error}")
-    if "--dry-run" not in sys.argv and not os.environ.get("TASK"):
+    if not dry_run and not os.environ.get("TASK"):
         print("\n" + comparison(runs[0].exp, runs[1].exp))
 
 

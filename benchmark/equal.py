@@ -13,6 +13,7 @@ grow. For comparison our script also runs with a lambda of 0.94.
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,14 +28,14 @@ from collect import commit_of, machine
 from patches import script_of
 from peers.draws import Draws, WatchedAdam, weights_of
 from results import HERE, RESULTS, read_recipes
-from run import module_of
+from run import load
 
 EPSILON = 1e-2
 COLUMNS = ["from_first", "from_theirs", "from_changed"]  # largest distance of one weight
 AUXILIARY = {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 2}
 OPENAI = {"distribution_mode": "hard", "aux_adam": True, "env_minibatches": True, "vf_coef": 1.0}
-OPENAI |= {"clip_vloss": False, "max_grad_norm": 0.0, "norm_reward_rollout": True}
-OPENAI |= {"reward_gamma": 0.99}
+OPENAI |= {"clip_vloss": False, "max_grad_norm": 0.0, "reward_gamma": 0.99}
+OPENAI |= {"norm_reward_rollout": True}
 GRID = "peers.masked_grid:MaskedGrid-v0"
 
 
@@ -63,20 +64,18 @@ class Case:
         return {"env_id": self.env_id, "seed": 3, "total_timesteps": steps} | sizes | self.both
 
 
-CASES = {
-    "cleanrl_ppo": Case("ppo", "cleanrl/ppo.py", "CartPole-v1", 8, 4, 128, 4),
-    "cleanrl_ppo_continuous_action": Case(
-        "ppo_continuous_mujoco", "cleanrl/ppo_continuous_action.py", "Pendulum-v1", 4, 1, 48, 4
-    ),
-    "cleanrl_ppo_atari_envpool": Case(
-        "ppo_atari", "cleanrl/ppo_atari_envpool.py", "Pong-v5", 4, 4, 64, 4
-    ),
-    "cleanrl_ppo_atari_lstm": Case("ppo_lstm", "cleanrl/ppo_atari_lstm.py", "Pong-v5", 4, 4, 64, 4),
-    "cleanrl_ppo_procgen": Case("ppo_procgen", "cleanrl/ppo_procgen.py", "bigfish", 4, 4, 64, 2),
-    "cleanrl_ppg_procgen": Case(
-        "ppg_procgen", "cleanrl/ppg_procgen.py", "bigfish", 4, 4, 64, 2, AUXILIARY
-    ),
+CLEANRL = {  # their script -> ours, environment, iterations, environments, steps, minibatches
+    "ppo": ("ppo", "CartPole-v1", 8, 4, 128, 4),
+    "ppo_continuous_action": ("ppo_continuous_mujoco", "Pendulum-v1", 4, 1, 48, 4),
+    "ppo_atari_envpool": ("ppo_atari", "Pong-v5", 4, 4, 64, 4),
+    "ppo_atari_lstm": ("ppo_lstm", "Pong-v5", 4, 4, 64, 4),
+    "ppo_procgen": ("ppo_procgen", "bigfish", 4, 4, 64, 2),
+    "ppg_procgen": ("ppg_procgen", "bigfish", 4, 4, 64, 2),
 }
+CASES = {}
+for name, (script, *sizes) in CLEANRL.items():
+    both = AUXILIARY if name == "ppg_procgen" else {}
+    CASES[f"cleanrl_{name}"] = Case(script, f"cleanrl/{name}.py", *sizes, both)
 for arch in ("dual", "detach", "shared"):
     ppo = arch == "shared"  # their PPO: no auxiliary phases
     both = {"n_iteration": 2, "num_aux_rollouts": 2, "e_policy": 3} if ppo else AUXILIARY
@@ -91,9 +90,8 @@ for original, masked in (("ppo_multidiscrete.py", False), ("ppo_multidiscrete_ma
     )
 
 
-TASKS = {"only Walker2d-v4": "walker", "only Hopper-v4": "hopper", "only Humanoid-v4": "humanoid"}
 for row in read_recipes().query("folder == 'ablation_study'").itertuples():
-    task = TASKS[row.environments]
+    task = re.match("only ([a-z]+)", row.environments.lower())[1]  # hopper, walker, humanoid
     config = f"configs/{task}_{row.experiment.replace('ppo_m', 'ppom')}.py"
     CASES[f"madry_{row.experiment}_{task}"] = Case(
         row.script, config, row.environments.split()[1], 2, 1, 128, 4, flags=row.flags
@@ -102,7 +100,7 @@ for row in read_recipes().query("folder == 'ablation_study'").itertuples():
 
 def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
     """The last weights of our script; the first go to the file, if that is new."""
-    module, draws = module_of(script_of(case.file)), Draws()
+    module, draws = load(script_of(case.file)), Draws()
     draw_noise = module.Agent.draw_noise
     kind = draws.normal if hasattr(module, "Normal") else draws.gumbel
     module.Agent.draw_noise = lambda agent, *shape: kind(*draw_noise(agent, *shape).shape)

@@ -1,17 +1,12 @@
-"""figures/*.png: learning curves of each folder of results, the study, what details are worth."""
+"""figures/*.png: learning curves of each folder of results, and what the details are worth."""
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-import results  # noqa: E402
-import stats  # noqa: E402
-import tables  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-from tables import DETAILS, STUDY  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import results
+import stats
+from matplotlib.lines import Line2D
+from tables import DETAILS, effects
 
 FIGURES = results.HERE / "figures"
 WIDTH = 9  # inches
@@ -55,7 +50,7 @@ def panels_for(n: int) -> tuple[plt.Figure, list]:
     return fig, list(axes.flat[:n])
 
 
-def add_legend(fig, entries: dict[tuple[str, str], list], columns: int = 2) -> None:
+def add_legend(fig, entries: dict[tuple[str, str], list]) -> None:
     """(label, colour) -> numbers of seeds, from panel to panel; None for what is published."""
     handles = []
     for (label, colour), counts in sorted(entries.items(), key=lambda entry: None in entry[1]):
@@ -66,7 +61,7 @@ def add_legend(fig, entries: dict[tuple[str, str], list], columns: int = 2) -> N
         seeds = f"{low}" if low == high else f"{low} to {high}"
         words = f"{label}, {seeds} seed{'' if seeds == '1' else 's'}"
         handles.append(Line2D([], [], color=colour, linewidth=2, label=words))
-    columns = 1 if fig.get_figwidth() < WIDTH else columns
+    columns = 1 if fig.get_figwidth() < WIDTH else 2
     fig.legend(handles=handles, ncols=columns, loc="outside upper center", frameon=False)
 
 
@@ -120,34 +115,10 @@ def draw_curves(folder: str, x: str = "step", name: str = "") -> None:
 
 
 # -- what is worth what --
-def draw_study() -> None:
-    """A panel for each environment: ours, and the published interval beside it."""
-    returns, theirs = results.returns_of(STUDY, "return_of_iterations"), tables.published_study()
-    recipes, entries = results.recipes_of(STUDY), {}
-    envs = tables.study_environments()
-    fig, axes = panels_for(len(envs))
-    for ax, env in zip(axes, envs):
-        for i, (exp, recipe) in enumerate(recipes.iterrows()):
-            if (exp, env) in returns:
-                mine, colour = returns[exp, env], recipe["colour"]
-                ax.plot([i - 0.15], [mine.mean()], "o", color=colour, markersize=8)
-                ax.plot([i - 0.15] * 2, stats.mean_interval(mine), color=colour, linewidth=2.5)
-                entries.setdefault((recipe["label"], colour), []).append(len(mine))
-            fact = theirs[exp, env.split("-")[0]]
-            ax.plot([i + 0.15] * 2, [fact["low"], fact["high"]], color="black", linewidth=2.5)
-        ax.set_title(env)
-        ax.set_xticks(range(len(recipes)), recipes["label"], rotation=45, ha="right")
-        ax.set_ylim(bottom=0)
-        ax.grid(axis="y", alpha=0.3)
-    fig.supylabel("return of the last five iterations")
-    add_legend(fig, entries | {("published, 95% interval", "black"): [None]}, 3)
-    save(fig, FIGURES / f"{STUDY}.png")
-
-
 def draw_effects() -> None:
     """A line for each change, sorted within its family: mean over tasks, band, tasks as ticks."""
     order = list(FAMILIES)
-    found = [effect | {"family": effect["detail"][:1]} for effect in tables.effects()]
+    found = [effect | {"family": effect["detail"][:1]} for effect in effects()]
     found.sort(key=lambda effect: (order.index(effect["family"]), -effect["mean"]))
     how = {"figsize": (WIDTH, 0.27 * len(found) + 1.6), "layout": "constrained"}
     fig, ax = plt.subplots(**how)
@@ -172,9 +143,7 @@ def draw_effects() -> None:
 
 def draw(folder: str) -> None:
     """The figures of a folder of results, if its experiments have colours."""
-    if folder == STUDY:
-        draw_study()
-    elif folder == DETAILS:
+    if folder == DETAILS:
         draw_effects()
     else:
         draw_curves(folder)

@@ -47,10 +47,9 @@ def read_run(run_dir: Path) -> dict | None:
         env, exp, seed = args["env_id"], args["exp_name"], args["seed"]
     else:
         env, exp, seed, _ = run_dir.name.rsplit("__", 3)
-    curve = episodes[["step", "seconds"]].copy()
-    curve["return"] = episodes["return"].rolling(100, min_periods=1).mean()
-    last = curve.iloc[[-1]]
-    curve = pd.concat([curve.iloc[:: max(1, len(curve) // POINTS)], last])
+    mean = episodes["return"].rolling(100, min_periods=1).mean()
+    curve = episodes[["step", "seconds"]].assign(**{"return": mean})
+    curve = pd.concat([curve.iloc[:: max(1, len(curve) // POINTS)], curve.iloc[[-1]]])
     return {"env": env, "exp": exp, "seed": int(seed), "curve": curve}
 
 
@@ -60,8 +59,7 @@ def find_runs(folders: list[Path]) -> pd.DataFrame:
     for folder in folders:
         files = [*folder.rglob("episodes.csv"), *folder.rglob("events.out.tfevents*")]
         for run_dir in sorted({file.parent for file in files}):
-            named = run_dir.name.count("__") >= 3 or (run_dir / "config.json").exists()
-            if named and (run := read_run(run_dir)):
+            if run_dir.name.count("__") >= 3 and (run := read_run(run_dir)):
                 found[run["env"], run["exp"], run["seed"]] = run
     return pd.DataFrame([found[name] for name in sorted(found)])
 

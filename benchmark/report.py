@@ -124,8 +124,8 @@ def section_of(folder: str) -> Callable[[], str]:
     """What makes the tables of a folder of results, with any SUFFIX."""
     if folder.startswith("speed"):
         return partial(speed_section, folder)
-    special = {DETAILS: changes_section, VARIANTS: changes_section, STUDY: study_section}
-    return partial(special.get(results.without_suffix(folder), folder_section), folder)
+    made = {DETAILS: changes_section, VARIANTS: changes_section, STUDY: study_section}
+    return partial(made.get(results.without_suffix(folder), folder_section), folder)
 
 
 def folders() -> list[str]:

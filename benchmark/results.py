@@ -21,7 +21,7 @@ SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari"
 SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
 NUMBERS = {"seed": int, "total_timesteps": int, "steps": int, "seconds": float}
-NUMBERS |= {"final_return": float}
+NUMBERS |= {"final_return": float, "return_of_iterations": float}
 
 
 # -- recipes --
@@ -87,14 +87,11 @@ def read_runs(folder: str) -> pd.DataFrame:
         facts = read_facts(path)
         if path != file_of(folder, facts["env"], facts["exp"], facts["seed"]):
             sys.exit(f"error: {path} is a copy, or has another name than its run")
-        numbers = {name: kind(facts[name]) for name, kind in NUMBERS.items()}
-        numbers["return_of_iterations"] = float(facts.get("return_of_iterations", "nan"))
-        numbers["diverged"] = "diverged" in facts
-        numbers["unfinished"] = facts.get("unfinished", "")  # how far it came
-        rows.append({"folder": folder, "path": path} | facts | numbers)
+        absent = {"unfinished": "", "return_of_iterations": "nan"}
+        rows.append(absent | facts | {"path": path, "diverged": "diverged" in facts})
     if not rows:
         return pd.DataFrame()
-    runs = pd.DataFrame(rows)
+    runs = pd.DataFrame(rows).astype(NUMBERS)
     for (env, exp), group in runs.groupby(["env", "exp"]):
         same = ("script", "patch", "total_timesteps", "unfinished")
         mixed = [name for name in same if name in group and group[name].nunique(dropna=False) > 1]
@@ -126,9 +123,7 @@ def returns_of(folder: str, measure: str = "final_return") -> dict:
 @cache
 def read_published() -> pd.DataFrame:
     """published.csv; an unknown spread or number of seeds is not a number."""
-    rows = pd.read_csv(HERE / "published.csv", dtype=str, keep_default_na=False)
-    for name in ("steps", "seeds", "mean", "std"):
-        rows[name] = pd.to_numeric(rows[name])
+    rows = pd.read_csv(HERE / "published.csv").fillna({"env_version": ""})
     versions = rows["env_version"].map(lambda version: f"-{version}" if version else "")
     rows["env_id"] = rows["env"] + versions  # such as Hopper-v4; those of Procgen have no version
     return rows

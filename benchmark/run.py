@@ -46,6 +46,7 @@ FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch captur
 FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
 FREE |= set("eval_episodes eval_deterministic eval_levels".split())
 NAMES = {"exp_name", "seed", "env_id", "total_timesteps", "resume", "evaluate"}  # not for FLAGS
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LIBC = ctypes.CDLL(None)
 
 
@@ -80,14 +81,16 @@ class Run:
 
 
 # -- what a run has learned from: its arguments, its script --
-@cache
-def module_of(script: Path) -> ModuleType:
-    """A script, imported: that starts nothing."""
+def load(script: Path) -> ModuleType:
+    """A script as a module: importing it starts nothing."""
     spec = importlib.util.spec_from_file_location(script.stem, script)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
     spec.loader.exec_module(module)
     return module
+
+
+loaded = cache(load)
 
 
 @cache
@@ -96,7 +99,7 @@ def parsed(script: Path, flags: tuple[str, ...]) -> dict:
     errors = StringIO()
     try:
         with redirect_stderr(errors):
-            args = module_of(script).parse_args(list(flags))
+            args = loaded(script).parse_args(list(flags))
     except SystemExit as error:
         lines = (errors.getvalue() or str(error)).splitlines()
         words = " ".join(line.strip("╭─╮│╰╯ ") for line in lines)
@@ -193,12 +196,13 @@ def with_flags(runs: list[Run]) -> list[Run]:
     changed = [replace(run, flags=run.flags + extra) for run in runs]
     for run, new in zip(runs, changed):
         plain, asked = parsed(run.script, run.flags), parsed(new.script, new.flags)
-        found = sorted(name for name in asked if asked[name] != plain[name])
-        if names := ", ".join(name for name in found if name in NAMES):
+        found = {name for name in asked if asked[name] != plain[name]}
+        if found & NAMES:
+            names = ", ".join(sorted(found & NAMES))
             raise Refused(f"FLAGS may not have {names}: ENVS, SEEDS and STEPS say which runs")
-        if names := ", ".join(name for name in found if name not in FREE):
-            if not suffix:
-                raise Refused(f"FLAGS change {names}: with SUFFIX=_mine they are runs of their own")
+        if found - FREE and not suffix:
+            names = ", ".join(sorted(found - FREE))
+            raise Refused(f"FLAGS change {names}: with SUFFIX=_mine they are runs of their own")
     return changed
 
 
@@ -218,12 +222,11 @@ class Pool:
 
     def __init__(self, runs: list[Run]):
         self.runs, self.stopped, self.children = runs, False, set()
-        cores, whole = len(os.sched_getaffinity(0)), runs[0].cores == "all"
-        self.processes = 0 if runs[0].cores in ("one", "all") else int(runs[0].cores)
-        alone = whole or self.processes
-        each = -(-cores // self.processes) if self.processes else cores if whole else 1
-        self.workers = int(os.environ.get("WORKERS") or (1 if alone else cores))
-        self.threads = os.environ.get("THREADS") or str(each)
+        cores, kind = len(os.sched_getaffinity(0)), runs[0].cores
+        self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
+        threads = 1 if kind == "one" else -(-cores // max(self.processes, 1))
+        self.workers = int(os.environ.get("WORKERS") or (cores if kind == "one" else 1))
+        self.threads = os.environ.get("THREADS") or str(threads)
         gpus = os.environ.get("GPUS", "").split()
         self.gpus = queue.SimpleQueue()
         for i in range(self.workers if gpus else 0):
@@ -268,9 +271,7 @@ class Pool:
 
     def wait_for(self, command: list[str], home: Path, log) -> int:
         """The exit code of a process that ends with this one, however this one ends."""
-        threads = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        env = os.environ | dict.fromkeys(threads, self.threads)
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".strip(":")}
         gpu = None if self.gpus.empty() or self.processes else self.gpus.get()
         env |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         process = subprocess.Popen(
@@ -295,6 +296,7 @@ class Pool:
     def work(self) -> list[str]:
         """What became of each run, printed as it comes."""
         lines, start, trained = [], time.monotonic(), 0
+        os.environ |= dict.fromkeys(THREADS, self.threads)
         with ThreadPoolExecutor(self.workers) as pool:
             futures = [pool.submit(self.train, run) for run in self.runs]
             try:

@@ -26,6 +26,7 @@ from pathlib import Path
 import pandas as pd
 from collect import commit_of, machine
 from results import HERE, RESULTS, ROOT
+from run import THREADS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SHORTEST = 30  # seconds of a window
@@ -75,12 +76,6 @@ def measure(command: list[str], short: bool) -> dict:
     return result | {"wall_seconds": wall, "peak_mb": usage.ru_maxrss / 1024}
 
 
-def source_of(script: Path) -> str:
-    """The commit of a script's repository, and the beginning of the file's own SHA-256."""
-    digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
-    return f"{script.name}, commit {commit_of(script.parent)}, sha256 {digest}"
-
-
 def main() -> None:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
@@ -100,9 +95,7 @@ def main() -> None:
         sys.exit(f"error: the load of this machine is {load:.2f}: wait, or give --max-load")
     peer = (options.clone / row["peer"]).resolve() if row["peer"] else None
     adapter = HERE / "peers" / row["adapter"] if row["adapter"] else peer
-    os.environ["PEER_SCRIPT"] = str(peer)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = row["threads"]
+    os.environ |= {"PEER_SCRIPT": str(peer)} | dict.fromkeys(THREADS, row["threads"])
     sides = {
         "ours": (sys.executable, ROOT / row["ours"], row["ours_flags"]),
         "peer": (os.path.abspath(options.python), adapter, row["peer_flags"]),
@@ -123,13 +116,14 @@ def main() -> None:
 
     facts = {"env": row["env"], "steps": row["steps"], "threads": row["threads"]}
     facts |= {"commit": commit_of(ROOT), "hardware": machine()}
-    facts |= {"load_before": f"{load:.2f}", "max_load": options.max_load}
-    facts |= {"short": "yes" if options.short else "no"}
+    facts |= {"load_before": f"{load:.2f}", "short": "yes" if options.short else "no"}
     for side, (python, script, extra) in sides.items():
         command = [python, "-c", VERSIONS]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         facts |= {side: f"{script.name} {extra}".strip(), f"{side}_versions": found}
-    facts["peer_source"] = source_of(peer or adapter)
+    source = peer or adapter
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:12]
+    facts["peer_source"] = f"{source.name}, commit {commit_of(source.parent)}, sha256 {digest}"
     path.parent.mkdir(parents=True, exist_ok=True)
     top = "".join(f"# {name}: {value}\n" for name, value in facts.items())
     path.write_text(top + pd.DataFrame(pairs).to_csv(index=False))

@@ -1,4 +1,4 @@
-"""Intervals and aggregates, those of rliable (arXiv:2108.13264), and tested with it."""
+"""Intervals, and the probability of improvement of rliable (arXiv:2108.13264)."""
 
 import warnings
 
@@ -51,12 +51,6 @@ def relative_difference(pairs: list[tuple]) -> tuple[float, float, float]:
     return ratio, ratio - half, ratio + half
 
 
-def aggregate(scores: np.ndarray) -> tuple[float, float, float]:
-    """Interquartile mean of all scores (seeds, tasks), and its 95% interval over seeds."""
-    samples = stats.trim_mean(resample(scores).reshape(RESAMPLES, -1), 0.25, axis=1)
-    return stats.trim_mean(scores, 0.25, axis=None), *np.quantile(samples, [0.025, 0.975])
-
-
 def improvement(new: np.ndarray, old: np.ndarray) -> tuple[float, float, float]:
     """P(a run of `new` > one of `old`) of (seeds, tasks), mean over tasks; its 95% interval."""
 
@@ -69,8 +63,7 @@ def improvement(new: np.ndarray, old: np.ndarray) -> tuple[float, float, float]:
     return float(share(new, old)), *np.quantile(samples, [0.025, 0.975])
 
 
-def resample(scores: np.ndarray, rng=None) -> np.ndarray:
+def resample(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(resamples, seeds, tasks): as many seeds, drawn with replacement, for each task by itself."""
-    rng = rng or np.random.default_rng(0)
     draws = rng.integers(len(scores), size=(RESAMPLES, *scores.shape))
     return np.take_along_axis(scores[None], draws, axis=1)

@@ -9,12 +9,6 @@ import results
 import stats
 
 STUDY, DETAILS, VARIANTS = "ablation_study", "ablation_details", "variants"
-TITLES = {  # of the recipes of ablation.sh
-    "details": "`ppo_continuous_mujoco.py`",
-    "details_core": "`ppo.py`",
-    "details_memory": "`ppo_lstm.py`, CartPole without velocities",
-    "details_mining": "`ppo_multidiscrete.py`",
-}
 # The two numbers of the study: the largest of these differences, without their signs.
 INDICES = {
     "AAI, the algorithm": [("ppo", "trpo_plus"), ("ppo_m", "trpo")],
@@ -25,22 +19,19 @@ Mean over seeds of the mean return of the last 100 training episodes, with its 9
 seeds, of Pusher, Reacher and Swimmer five. CleanRL's: mean ± standard deviation of three seeds, of
 two publications.
 """
-AGGREGATE_RULE = """
-All environments with a figure of CleanRL. Returns are divided by the mean of its figures there;
-intervals are of our seeds alone. Improvement: the probability that a run is better than one of the
-first row.
-"""
 STUDY_RULE = """
 Measured as in the authors' code: mean return of each of the last five iterations, and of these the
 mean. Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max(|PPO - TRPO+|,
 |PPO-M - TRPO|), ACLI = max(|PPO - PPO-M|, |TRPO+ - TRPO|), of means. By chance: the mean and the
 95th percentile of such an index if all presets had the same true mean and seeds varied as here.
 """
-DIFFERENCE_RULE = """
-First row: final returns. Below it: difference of the mean from that row's, with Welch's 95%
-interval, or with fewer than five seeds each seed's difference from that mean. An interval with 0
-inside decides nothing. If no change had any effect, about five in a hundred would still leave 0
-out, often several together, because all are compared with the same first row.
+RETURN_RULE = """
+Final returns: mean of the last 100 training episodes. Differences are of the means, with Welch's
+95% interval, or with fewer than five seeds each seed's. An interval with 0 inside decides nothing.
+"""
+DIFFERENCE_RULE = f"""{RETURN_RULE}
+If no change had any effect, about five in a hundred would still leave 0 out, often several
+together, because all are compared with the same first row.
 """
 IMPROVEMENT_RULE = """
 Probability of improvement: that a run of the changed one is better than one of the original, mean
@@ -139,21 +130,13 @@ def ran_on(runs: pd.DataFrame) -> str:
 
 
 # -- returns of a folder --
-def best_published(folder: str, env: str, steps: int) -> str:
-    """The highest mean of any source, with its source and version."""
-    rows = results.published(folder, env, steps)
-    if rows.empty:
-        return "-"
-    best = rows.loc[rows["mean"].idxmax()]
-    where = ", ".join(filter(None, (best["source"], best["env_version"])))
-    return f"{spread(best)} ({where})"
-
-
 def returns_table(folder: str, runs: pd.DataFrame) -> str:
     """One row for each environment and recipe; what is published stands where it is new."""
     rows = []
     for env, of_env in results.groups_of(runs, "env"):
-        best, above = best_published(folder, env, of_env["total_timesteps"].iloc[0]), None
+        known = results.published(folder, env, of_env["total_timesteps"].iloc[0])
+        known, above = known.sort_values("mean").to_dict("records")[-1:], None
+        best = [f"{spread(row)} ({row['source']} {row['env_version']}".rstrip() for row in known]
         for i, (_, group) in enumerate(results.groups_of(of_env, "exp")):
             first, returns = group.iloc[0], group["final_return"].to_numpy()
             figures = results.peers(folder, first)
@@ -162,45 +145,21 @@ def returns_table(folder: str, runs: pd.DataFrame) -> str:
             row += [mean_cell(returns), number(np.median(returns))]
             row += [seeds_cell([len(group)], group["diverged"].sum())]
             row += [f"{(group['steps'] / group['seconds']).median():.0f}"]
-            row += [theirs if theirs != above else ""]
-            rows.append([*row, best if i == 0 else ""])
+            row += [theirs if theirs != above else "", f"{best[0]})" if best and i == 0 else ""]
+            rows.append(row)
             above = theirs
     head = ["environment", "recipe", "mean [95% interval] or mean (each seed)", "median", "seeds"]
     head += ["steps/s", "CleanRL", "best published"]
     return table(head, rows, left=2)
 
 
-def aggregate_section(folder: str, runs: pd.DataFrame) -> str:
-    """Recipes over all environments with a figure of CleanRL; empty where these are few."""
-    rows, first = [], None
-    for _, of_exp in results.groups_of(runs, "exp"):
-        returns, means = {}, []
-        for env, group in results.groups_of(of_exp, "env"):
-            figures = results.peers(folder, group.iloc[0])
-            if figures and len(group) >= stats.FEWEST:
-                returns[env] = group["final_return"].to_numpy()
-                means.append(np.mean([row["mean"] for row in figures]))
-        if len(returns) < 3:
-            continue
-        n, first = min(map(len, returns.values())), first or returns
-        scores = np.stack([x[:n] for x in returns.values()], axis=1)
-        row = [of_exp["label"].iloc[0], str(len(means))]
-        row += [cell_of(*stats.aggregate(scores / means))]
-        same = returns is not first and returns.keys() <= first.keys()
-        news, olds = list(returns.values()), [first[env] for env in returns if same]
-        rows.append([*row, improvement_cell(olds, news) if same else "-"])
-    head = ["recipe", "environments", "interquartile mean of return / CleanRL's"]
-    body = table([*head, "probability of improvement"], rows)
-    return f"{text(AGGREGATE_RULE)}\n\n{body}" if len(rows) > 1 else ""
-
-
 def folder_section(folder: str) -> str:
     """The tables of a folder of results, what its runs ran on, and its figure."""
     runs = results.read_runs(folder)
-    parts = [returns_table(folder, runs), aggregate_section(folder, runs), ran_on(runs)]
+    parts = [returns_table(folder, runs), ran_on(runs)]
     if (results.HERE / "figures" / f"{folder}.png").exists():
         parts.append(f"![Learning curves](benchmark/figures/{folder}.png)")
-    return "\n\n".join(filter(None, parts))
+    return "\n\n".join(parts)
 
 
 def summary_section(folder: str = "mujoco") -> str:
@@ -224,13 +183,21 @@ def id_and_text(label: str) -> tuple[str, str]:
     return detail or "", words
 
 
+def environments_in(rows: pd.DataFrame) -> list[str]:
+    """The environments of some rows of recipes.csv, each once."""
+    return list(
+        dict.fromkeys(e for _, row in rows.iterrows() for e in results.environments_of(row))
+    )
+
+
 def change_table(folder: str, rows: pd.DataFrame) -> str:
     """The first row's returns, and of all others the difference from them; of rows with runs."""
     returns, runs = results.returns_of(folder), results.read_runs(folder)
     baseline = rows["experiment"].iloc[0]
-    envs = list(
-        dict.fromkeys(env for _, row in rows.iterrows() for env in results.environments_of(row))
-    )
+    envs = environments_in(rows)
+    if "only" not in rows["environments"].iloc[0]:  # those that ENVS asked for come last
+        known = environments_in(results.read_recipes().query("folder == @rows['folder'].iloc[0]"))
+        envs += [env for exp, env in returns if exp == baseline and env not in known]
     cells, missing = [], []
     for _, row in rows.iterrows():
         exp, (detail, words) = row["experiment"], id_and_text(row["label"])
@@ -239,10 +206,9 @@ def change_table(folder: str, rows: pd.DataFrame) -> str:
         if all(x is None for x in new):
             missing.append(f"{detail} {words}".strip())
             continue
-        mine = runs[(runs["exp"] == exp) & runs["env"].isin(envs)]
-        cell = [detail or f"`{exp}`", words, seeds_cell([len(x) for x in new if x is not None], 0)]
-        if mine["diverged"].any():
-            cell[-1] += f", {mine['diverged'].sum()} diverged"
+        diverged = runs[(runs["exp"] == exp) & runs["env"].isin(envs)]["diverged"].sum()
+        seeds = [len(x) for x in new if x is not None]
+        cell = [detail or f"`{exp}`", words, seeds_cell(seeds, diverged)]
         both = [(x, y) for x, y in zip(old, new) if x is not None and y is not None]
         if exp == baseline:
             cell += [*map(mean_cell, new), "-"]
@@ -257,14 +223,11 @@ def change_table(folder: str, rows: pd.DataFrame) -> str:
 
 def changes_section(folder: str) -> str:
     """Details, a table for each script, or variants: what changes of one thing do."""
-    recipes = results.read_recipes()
-    rows = recipes[recipes["folder"] == results.without_suffix(folder)]
-    parts = []
-    for recipe, group in (
-        results.groups_of(rows, "recipe") if folder.startswith(DETAILS) else [("", rows)]
-    ):
-        parts += [f"{TITLES[recipe]}, {int(group['steps'].iloc[0]):,} steps:"] if recipe else []
-        parts.append(change_table(folder, group))
+    name, parts = results.without_suffix(folder), []
+    rows = results.read_recipes().query("folder == @name")
+    for _, group in results.groups_of(rows, "recipe" if name == DETAILS else "suite"):
+        script, steps = group["script"].iloc[0], int(group["steps"].iloc[0])
+        parts += [f"`{script}`, {steps:,} steps:", change_table(folder, group)]
     rules = f"{text(DIFFERENCE_RULE)} {text(IMPROVEMENT_RULE)}"
     return "\n\n".join([*parts, rules, ran_on(results.read_runs(folder))])
 
@@ -291,16 +254,13 @@ def effects(recipe: str = "details") -> list[dict]:
 
 # -- PPO and TRPO --
 def published_study() -> dict[tuple[str, str], dict]:
-    """(experiment, environment without its version) -> mean, low and high."""
-    rows = pd.read_csv(results.HERE / "published_study.csv")
-    return {(row["experiment"], row["env"]): row for row in rows.to_dict("records")}
+    """(experiment, environment) -> mean, low and high; theirs were v2 tasks."""
+    rows = pd.read_csv(results.HERE / "published_study.csv").to_dict("records")
+    return {(row["experiment"], f"{row['env']}-v4"): row for row in rows}
 
 
 def study_environments() -> list[str]:
-    rows = results.read_recipes().query("folder == @STUDY")
-    return list(
-        dict.fromkeys(env for _, row in rows.iterrows() for env in results.environments_of(row))
-    )
+    return environments_in(results.read_recipes().query("folder == @STUDY"))
 
 
 def index_of(means: dict[tuple[str, str], float], env: str, pairs: list[tuple]) -> str:
@@ -325,25 +285,19 @@ def chance_cell(samples: list[np.ndarray | None]) -> str:
 
 
 def study_section(folder: str = STUDY) -> str:
-    """Presets beside what is published, then the two indices."""
+    """Presets, ours and as published, then the two indices."""
     returns, theirs = results.returns_of(folder, "return_of_iterations"), published_study()
     labels, envs = results.recipes_of(folder)["label"], study_environments()
     ours = {name: float(np.mean(x)) for name, x in returns.items()}
     known = {name: fact["mean"] for name, fact in theirs.items()}
     rows = []
     for exp, label in labels.items():
-        facts = [theirs[exp, env.split("-")[0]] for env in envs]
+        facts = [theirs[exp, env] for env in envs]
         cells = [f"{fact['mean']} [{fact['low']}, {fact['high']}]" for fact in facts]
-        pairs = zip([mean_cell(returns.get((exp, env))) for env in envs], cells)
-        rows.append([label, *(cell for pair in pairs for cell in pair)])
+        rows.append([label, *(mean_cell(returns.get((exp, env))) for env in envs), *cells])
     for name, pairs in INDICES.items():
-        both = ((index_of(ours, e, pairs), index_of(known, e.split("-")[0], pairs)) for e in envs)
-        rows.append([name, *(cell for pair in both for cell in pair)])
-    chance = (chance_cell([returns.get((exp, env)) for exp in labels.index]) for env in envs)
-    rows.append(["either of them by chance", *(cell for text in chance for cell in (text, "-"))])
-    head = [
-        "preset",
-        *(name for e in envs for name in (e, f"{e.split('-')[0]}, published")),
-    ]
-    parts = [table(head, rows), text(STUDY_RULE), ran_on(results.read_runs(folder))]
-    return "\n\n".join([*parts, f"![The study](benchmark/figures/{STUDY}.png)"])
+        rows.append([name, *(index_of(each, env, pairs) for each in (ours, known) for env in envs)])
+    chance = [chance_cell([returns.get((exp, env)) for exp in labels.index]) for env in envs]
+    rows.append(["either of them by chance", *chance, *("-" for _ in envs)])
+    head = ["preset", *envs, *(f"{env.split('-')[0]}, published" for env in envs)]
+    return "\n\n".join([table(head, rows), text(STUDY_RULE), ran_on(results.read_runs(folder))])

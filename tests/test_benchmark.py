@@ -217,6 +217,8 @@ def here(tmp_path, monkeypatch) -> Path:
     """Results and runs in an empty folder, no variables of a suite."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    for name in run.THREADS:  # put back in the end
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
@@ -608,14 +610,12 @@ def test_indices_of_the_study_are_the_largest_differences(put):
         if exp != "trpo":
             put("ablation_study", "Hopper-v4", exp, [mean - 10, mean + 10])
     rows = rows_of(tables.study_section())
-    assert rows["AAI, the algorithm"] == ["242", "-", "99", "224"]
-    assert rows["ACLI, the code-level details"] == ["557", "-", "423", "444"]
+    assert rows["AAI, the algorithm"] == ["-", "242", "99", "224"]
+    assert rows["ACLI, the code-level details"] == ["-", "557", "423", "444"]
     put("ablation_study", "Hopper-v4", "trpo", [1890, 1910])
     rows = rows_of(tables.study_section())
     assert "400" in rows["AAI, the algorithm"] and "1000" in rows["ACLI, the code-level details"]
     assert {"3005 (2995, 3015)", "2513 [2391, 2632]"} <= set(rows["PPO"])
-    figures.draw("ablation_study")
-    assert (figures.FIGURES / "ablation_study.png").stat().st_size > 10_000
 
 
 def test_an_index_by_chance_is_that_of_equal_presets():
@@ -745,18 +745,16 @@ def test_the_interval_of_a_relative_difference_covers(factor):
     assert 0.93 < hits / 2000 < 0.975
 
 
-def test_aggregates_are_rliables():
+def test_the_probability_of_improvement_is_rliables():
     metrics = pytest.importorskip("rliable.metrics")
     rng = np.random.default_rng(0)
     for seeds, tasks in ((5, 5), (5, 3), (3, 1), (10, 6)):
         old = rng.integers(6, size=(seeds, tasks)).astype(float)  # with ties
         new = rng.integers(9, size=(seeds + 1, tasks)).astype(float)
-        value, low, high = stats.aggregate(old)
-        assert value == pytest.approx(metrics.aggregate_iqm(old)) and low <= value <= high
         value, low, high = stats.improvement(new, old)
         assert value == pytest.approx(metrics.probability_of_improvement(new, old))
         assert low <= value <= high
-    draws = stats.resample(old)
+    draws = stats.resample(old, rng)
     assert draws.shape == (stats.RESAMPLES, 10, 6)
     assert all(set(draws[:, :, task].ravel()) == set(old[:, task]) for task in range(6))
 

@@ -33,7 +33,7 @@ def test_a_case_fits_its_script(name):
     case = equal.CASES[name]
     if not available(case.script):
         pytest.skip("procgen-mirror is not installed")
-    module = equal.module_of(equal.script_of(case.file))
+    module = equal.load(equal.script_of(case.file))
     args = module.parse_args(case.flags.split())
     args = replace(args, **case.shared | case.ours | {"cuda": False})
     module.check_args(args)
