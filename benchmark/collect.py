@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import results
 import torch
 from results import file_of
 
@@ -186,8 +185,7 @@ def main() -> None:
     parser.add_argument("--unfinished", action="store_true", help="those not at their end, too")
     options = parser.parse_args()
     for run_dir in options.run_dirs:
-        path = collect(run_dir, options.folder, unfinished=options.unfinished)
-        print(f"done {path.relative_to(results.ROOT)}")
+        print(f"done {collect(run_dir, options.folder, unfinished=options.unfinished)}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def speed_section(folder: str = "speed") -> str:
         each = data["ours_steps_per_second"] / data["peer_steps_per_second"]
         spread = f"{each.min():.2f} to {each.max():.2f}" if len(data) > 1 else "one pair"
         where = [word for word in facts["hardware"].split(", ") if "NVIDIA" in word] or ["CPU"]
-        row = [f"`{facts['ours'].removesuffix(' --eval-episodes 0')}`", label, facts["env"]]
+        row = [f"`{facts['ours'].replace(' --eval-episodes 0', '')}`", label, facts["env"]]
         row += [where[0], str(len(data)), f"{ours / peer:.2f} ({spread})"]
         rows.append([*row, *(f"{number(a)} / {number(b)}" for a, b in median.values())])
         ran.append((facts["hardware"], facts["ours_versions"], f"commit {facts['commit']}"))
