@@ -3,9 +3,8 @@
 Run:  python benchmark/plot.py runs [MORE ...] [--out curves.png]
 
 Takes run directories or folders that hold some, of our scripts or of others that log CleanRL's tags
-into directories named env__exp__seed__time. Runs are grouped by environment and experiment: from
-five on with the 95% interval of the mean (Student's t), below with a thin line for each. Returns
-are means of the last 100 episodes.
+into directories named env__exp__seed__time. Draws means of the last 100 episodes by environment and
+experiment: from five runs on with their 95% interval (Student's t), else with a thin line for each.
 """
 
 import argparse
@@ -18,8 +17,6 @@ import pandas as pd
 from figures import AXES, add_legend, draw_seeds, on_one_grid, save
 from results import groups_of
 from tables import mean_cell, number, table
-
-POINTS = 500  # of a curve
 
 
 def read_episodes(run_dir: Path) -> pd.DataFrame:
@@ -49,19 +46,21 @@ def read_run(run_dir: Path) -> dict | None:
         env, exp, seed, _ = run_dir.name.rsplit("__", 3)
     mean = episodes["return"].rolling(100, min_periods=1).mean()
     curve = episodes[["step", "seconds"]].assign(**{"return": mean})
-    curve = pd.concat([curve.iloc[:: max(1, len(curve) // POINTS)], curve.iloc[[-1]]])
+    curve = pd.concat([curve.iloc[:: max(1, len(curve) // 500)], curve.iloc[[-1]]])  # enough to see
     return {"env": env, "exp": exp, "seed": int(seed), "curve": curve}
 
 
 def find_runs(folders: list[Path]) -> pd.DataFrame:
     """All runs below the folders, in the order of their names; the newest of each seed."""
-    found = {}
-    for folder in folders:
-        files = [*folder.rglob("episodes.csv"), *folder.rglob("events.out.tfevents*")]
-        for run_dir in sorted({file.parent for file in files}):
-            if run_dir.name.count("__") >= 3 and (run := read_run(run_dir)):
-                found[run["env"], run["exp"], run["seed"]] = run
-    return pd.DataFrame([found[name] for name in sorted(found)])
+    names = ("episodes.csv", "events.out.tfevents*")
+    run_dirs = {file.parent for folder in folders for name in names for file in folder.rglob(name)}
+    by_name = sorted(run_dirs, key=lambda path: path.name)  # those of a seed by time
+    found = [run for path in by_name if path.name.count("__") >= 3 and (run := read_run(path))]
+    runs = pd.DataFrame(found, columns=["env", "exp", "seed", "curve"])
+    newest = runs.drop_duplicates(["env", "exp", "seed"], keep="last")
+    if older := len(runs) - len(newest):
+        print(f"left out, for newer ones of the same names and seed: {older} runs", file=sys.stderr)
+    return newest
 
 
 def draw(runs: pd.DataFrame, out: Path) -> None:

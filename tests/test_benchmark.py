@@ -840,6 +840,7 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
         config = {"args": {"env_id": "Hopper-v4", "exp_name": exp, "seed": seed}}
         (run_dir / "config.json").write_text(json.dumps(config))
         rows = [f"{step},{0.0 if step < 50 else value},9,{step / 10}" for step in range(150)]
+        rows[60] = f"60,{value + 100},9,6.0"  # one of the last 100
         (run_dir / "episodes.csv").write_text("\n".join(["step,return,length,seconds", *rows]))
     with SummaryWriter(tmp_path / "runs" / "Hopper-v4__theirs__1__1700000000") as writer:
         for step in range(150):
@@ -847,8 +848,10 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["plot.py", str(tmp_path), "--out", str(tmp_path / "a.png")])
     plot.main()
     assert (tmp_path / "a.png").stat().st_size > 10_000
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| Hopper")]
-    assert rows[0].startswith("| Hopper-v4 | ours | 2 | 149 | 4.0 (3.0, 5.0) |")
+    out, err = capsys.readouterr()
+    assert "left out" in err and "1 runs" in err
+    rows = [line for line in out.splitlines() if line.startswith("| Hopper")]
+    assert rows[0].startswith("| Hopper-v4 | ours | 2 | 149 | 5.0 (4.0, 6.0) |")
     assert rows[1].startswith("| Hopper-v4 | theirs | 1 | 149 | 14.0 |")
     monkeypatch.setattr(sys, "argv", ["plot.py", str(tmp_path / "nothing")])
     with pytest.raises(SystemExit, match="no runs with finished episodes"):
