@@ -8,10 +8,14 @@
 Run:    uv run ppo.py --env-id CartPole-v1
 Watch:  uvx tensorboard --logdir runs
 Expect: a return of 500 after 500,000 steps, in one to five minutes on one core
-Read:   down to the line of "=" below `train`. Tags such as [C05] name the details of "The 37
-        Implementation Details of PPO" (Huang et al., ICLR Blog Track 2022); [S01] is ours.
+Read:   down to the line of "=" below `train`. Tags such as [C05] number the details of "The 37
+        Implementation Details of PPO" (Huang et al., ICLR Blog Track 2022): C core, X auxiliary.
+        [S01] is not among them.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action is one of A.
+CleanRL's users: dones[t] belongs to step t, not to obs[t]; next_obs is a buffer, current_obs what
+        CleanRL calls next_obs; time limits bootstrap [S01]; values are computed after the rollout;
+        logged losses are means over all minibatches.
 """
 
 import fcntl
@@ -47,7 +51,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
     seed: int = 1  # seed of weights, actions, minibatches and environments
-    torch_deterministic: bool = True  # use deterministic cuDNN kernels only
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -71,7 +75,7 @@ class Args:
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
     vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
-    target_kl: float | None = None  # stop after an epoch whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # stop the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
@@ -82,10 +86,10 @@ class Args:
 
     # -- run --
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # directory of a run whose agent is the initial one
-    resume: str | None = None  # directory of the run to continue
-    evaluate: str | None = None  # directory of the run whose agent is to be evaluated
-    eval_episodes: int = 10  # episodes of an evaluation, which also follows training; 0: none
+    init_from: str | None = None  # directory of a run to take the initial agent from
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # evaluation episodes, after training too; 0 for none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
@@ -100,14 +104,14 @@ class Args:
 # -- agent --
 def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
-    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+    if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
         nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Policy and value function of a vector: two networks with two layers of 64 units each."""
+    """Policy and value of vector observations: two networks with two layers of 64 units each."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
         super().__init__()
@@ -119,7 +123,8 @@ class Agent(nn.Module):
 
         actor_trunk = trunk()
         critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] shared or separate
-        policy_head = layer_init(nn.Linear(64, int(action_space.n)), 0.01, args)
+        A = int(action_space.n)
+        policy_head = layer_init(nn.Linear(64, A), 0.01, args)
         value_head = layer_init(nn.Linear(64, 1), 1.0, args)
         self.actor = nn.Sequential(*actor_trunk, policy_head)
         self.critic = nn.Sequential(*critic_trunk, value_head)
@@ -130,9 +135,8 @@ class Agent(nn.Module):
         logits = self.actor(obs)
         if greedy:
             return logits.argmax(-1)
-        # Gumbel-max: with the log of Exp(1) subtracted the maximum is a sample of the softmax.
-        # The noise is the CPU's, so that runs on a CPU and on a GPU draw the same.
-        noise = torch.empty(logits.shape).exponential_().log_()
+        # Gumbel-max: argmax(logits - log of Exp(1)) is a sample of softmax(logits).
+        noise = torch.empty(logits.shape).exponential_().log_()  # the CPU's, also for a GPU's run
         return (logits - noise.to(logits.device)).argmax(-1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
@@ -149,8 +153,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
-    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that step t led to, before any reset. It counts as 0
+    after a termination; the end of an episode for any reason (`dones`) cuts the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -197,17 +201,19 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def train(args: Args) -> dict:
-    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
+    check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     first_seed = env_seed(args, start_iteration)
     seed_everything(first_seed)
 
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
@@ -215,16 +221,15 @@ def train(args: Args) -> dict:
         agent.parameters(),
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,
+        fused=True,  # one kernel for all weights: faster
     )
-    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
     if initial:
         load_weights(agent, initial)
     if checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
 
-    # A rollout
+    # A rollout, in NumPy
     T, N = args.num_steps, args.num_envs
     obs = np.zeros((T, N, *obs_space.shape), np.float32)
     next_obs = np.zeros_like(obs)  # what step t led to, before any reset
@@ -244,19 +249,19 @@ def train(args: Args) -> dict:
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
-        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
+        for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
             actions[t] = agent.act(torch.from_numpy(obs[t]).to(device)).cpu().numpy()
             current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
-            rewards[t] = reward
             dones[t] = np.logical_or(terminations[t], truncated)
             next_obs[t] = current_obs
+            rewards[t] = reward
 
             global_step += N
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] is the first of a new episode
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] is of the next episode already
                 next_obs[t, n] = infos["final_obs"][n]
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
@@ -292,13 +297,14 @@ def train(args: Args) -> dict:
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
-                max_norm = args.max_grad_norm or math.inf
+                max_norm = args.max_grad_norm or math.inf  # inf: the norm is measured only
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 stats.append(mb_stats | {"grad_norm": norm})
-            epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
-            if args.target_kl and torch.stack(epoch_kl).mean() > args.target_kl:  # [X03] early stop
-                break
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
+                if torch.stack(epoch_kl).mean() > args.target_kl:
+                    break
 
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
@@ -320,12 +326,16 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can mend. Uncaught it prints one line; a sweep can catch it as an Exception."""
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
 
 
 def require(condition, message: str) -> None:
     if not condition:
         raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -339,12 +349,13 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_args(args: Args) -> None:
-    """Refuse bad values before anything is made. Flags of your own are not looked at."""
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
     above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
-    above_0 += " clip_coef adam_eps" + " target_kl" * (args.target_kl is not None)
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
     at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
     for name in f"{above_0} {at_least_0}".split():
-        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
@@ -362,29 +373,34 @@ def check_args(args: Args) -> None:
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
-    if args.resume or args.evaluate:
-        check_unchanged(args, load_checkpoint(args.resume or args.evaluate))
 
 
-def check_unchanged(args: Args, checkpoint: dict) -> None:
-    """Refuse to go on with another configuration than that of the run, but for what is free."""
-    old, new = checkpoint["args"], asdict(args)
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on, or to begin, with a run that was made with other flags than are free."""
+    new = asdict(args)
+    network_flags = ["shared_network"]
+    for name in network_flags if initial else []:
+        same = initial["args"][name] == new[name]
+        require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    if new["total_timesteps"] > old["total_timesteps"]:
-        why = "the learning rate has reached zero; start with --no-anneal-lr to extend later"
-        require(not annealed, f"this run cannot have more --total-timesteps: {why}")
-        free.append("total_timesteps")
+    free += ["total_timesteps"] * is_longer
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
-    finished = args.resume and checkpoint["iteration"] >= args.num_iterations
-    longer = "" if annealed else "; --total-timesteps makes it longer"
-    require(not finished, f"this run is finished: --evaluate plays it{longer}")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    require(not is_finished, "this run is finished: --evaluate plays it")
 
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    make_env(args).close()  # refuses what cannot be served before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -396,15 +412,12 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this number + n.
-
-    Runs of other seeds share none of them, and a resumed run begins with episodes of its own.
-    """
+    """The seed of environment 0; environment n has this + n. Runs of other seeds share none."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
 def seed_everything(seed: int) -> None:
-    """Weights, actions and minibatches are torch's; an environment may draw from the others."""
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -458,6 +471,9 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+    except TypeError as error:
+        require("render_mode" not in str(error), f"--capture-video: {error}")
+        raise  # of the environment's own making
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
@@ -468,8 +484,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     env = PlainEnv(env)
     if not video_dir:
         return env
+    env.reset()
     try:
-        env.reset()
         env.render()
         return Video(env, str(video_dir), disable_logger=True)
     except Exception as error:  # every renderer fails in its own way
@@ -485,11 +501,13 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
 
 
 class Log:
-    """What a run tells: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+
+    newest: "Log | None" = None  # what Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
-        self.args, self.run_dir = args, run_dir
-        done = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.args, self.run_dir, Log.newest = args, run_dir, self
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
         try:
             fcntl.flock(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -498,23 +516,26 @@ class Log:
         if args.track:
             start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
             whole = self.episodes.tell() >= checkpoint["episodes_size"]
             require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
             self.episodes.truncate(checkpoint["episodes_size"])
         else:
             print("step,return,length,seconds", file=self.episodes)
             shutil.copy(__file__, run_dir)
-        name = f"config_{done['iteration']}.json" if checkpoint else "config.json"
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
         (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
-        step = done["iteration"] * args.batch_size
+        step = past["iteration"] * args.batch_size
         self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
         rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
-        print(f"run: {run_dir} (--resume {run_dir} goes on with it)", flush=True)
-        total, interval = args.num_iterations * args.batch_size, 0.1 if sys.stderr.isatty() else 10
-        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)  # seconds
-        self.recent_returns = deque(done["recent_returns"], maxlen=100)
-        self.start = time.time() - done["seconds"]
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
         self.last_iteration = self.last_step = time.time()
         self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
 
@@ -580,8 +601,8 @@ def start_wandb(args: Args, run_dir: Path) -> None:
         wandb.init(
             project=args.wandb_project_name,
             entity=args.wandb_entity,
-            id=run_dir.name,
-            name=run_dir.name,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
             resume="allow",
             reinit="finish_previous",
             config=asdict(args),
@@ -591,7 +612,13 @@ def start_wandb(args: Args, run_dir: Path) -> None:
     except wandb.errors.Error as error:
         if not args.resume:
             shutil.rmtree(run_dir)
-        raise Refused(f"error: --track: {str(error).splitlines()[0]}") from error
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as numbers, text and None; a sweep may have given NumPy's numbers or paths."""
+    text = json.dumps(asdict(args), default=lambda x: x.item() if hasattr(x, "item") else str(x))
+    return json.loads(text)
 
 
 def provenance(args: Args) -> dict:
@@ -600,7 +627,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ("torch", "gymnasium", "numpy")
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -613,7 +640,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": asdict(args) | {"resume": None, "evaluate": None},
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,
@@ -623,7 +650,6 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
-    args.resume = str(log.run_dir)  # what Ctrl-C says from now on
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
@@ -634,8 +660,8 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         Args(**checkpoint["args"])
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise Refused(f"error: {path} is not a checkpoint of this script: {reason}") from error
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
     return checkpoint
 
 
@@ -679,12 +705,14 @@ def main() -> None:
     args = parse_args()
     try:
         if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
     except KeyboardInterrupt:
-        again = f"--resume {args.resume} goes on" if args.resume else "there is no checkpoint yet"
-        sys.exit(f"stopped: {again}")
+        run_dir = Log.newest.run_dir if Log.newest else None
+        found = run_dir and (run_dir / "checkpoint.pt").exists()
+        sys.exit(f"stopped; --resume {run_dir} goes on" if found else "stopped; start again")
 
 
 if __name__ == "__main__":

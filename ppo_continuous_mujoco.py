@@ -7,15 +7,15 @@
 
 Run:    uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Watch:  uvx tensorboard --logdir runs
-Expect: a mean return of 2,600 over seeds after 1M steps, in 2 to 20 minutes on one core
-Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [M06] name the details
-        of "The 37 Implementation Details of PPO" (ICLR Blog Track 2022); [S..] are ours.
+Expect: a return of 2,600 (mean of ten seeds) after 1M steps, in 2 to 20 minutes on one core
+Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [M06] number the details
+        of "The 37 Implementation Details of PPO": C core, M continuous control, X auxiliary. The
+        others, [S..], are not among them.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action has A; the networks have P parameters.
-Fast:   Four things here are for speed alone. `numpy_act` does what `Agent.act` does without torch,
-        which takes a fifth of the time for one observation. The weights are views of one vector
-        for Adam. `loss_and_grad` is one graph if --compile is on. And, as in ppo.py, values and
-        log-probabilities are computed after the rollout, in one pass.
+Fast:   Three things here are for speed alone. `numpy_act` repeats `Agent.act` in NumPy, which is
+        five times as fast for one observation. The weights are views of one vector, for Adam. And
+        `loss_and_grad` is one compiled graph.
 """
 
 import fcntl
@@ -54,7 +54,7 @@ class Args:
     # -- experiment --
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
     seed: int = 1  # seed of weights, actions, minibatches and environments
-    torch_deterministic: bool = True  # use deterministic cuDNN kernels only
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
@@ -78,7 +78,7 @@ class Args:
     ent_coef: float = 0.0  # coefficient of the entropy bonus [C10]
     vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
-    target_kl: float | None = None  # stop after an epoch whose mean KL exceeds this [X03]
+    target_kl: float | None = None  # stop the epochs after one whose mean KL exceeds this [X03]
 
     # -- details --
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
@@ -101,10 +101,10 @@ class Args:
     env_backend: Literal["sync", "async"] = "sync"  # environments in this process, or one each
     compile: bool = True  # compile the updates; eager where that fails
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # directory of a run whose agent is the initial one
-    resume: str | None = None  # directory of the run to continue
-    evaluate: str | None = None  # directory of the run whose agent is to be evaluated
-    eval_episodes: int = 10  # episodes of an evaluation, which also follows training; 0: none
+    init_from: str | None = None  # directory of a run to take the initial agent from
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # evaluation episodes, after training too; 0 for none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
@@ -128,6 +128,7 @@ class RunningMeanStd:
     def update(self, x: np.ndarray) -> None:
         """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
+        x = np.asarray(x, np.float64)
         mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # n = 1: for speed
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
@@ -156,14 +157,14 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 # -- agent --
 def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
-    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+    if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
         nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
-    """Policy and value function of a vector: two networks with two layers of 64 units each."""
+    """Policy and value of vector observations: two networks with two layers of 64 units each."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Box, args: Args):
         super().__init__()
@@ -200,7 +201,7 @@ class Agent(nn.Module):
         policy = self.get_policy(obs)
         if greedy:
             return policy.mean
-        noise = torch.randn(policy.mean.shape)  # the CPU's, so that a GPU's runs draw the same
+        noise = torch.randn(policy.mean.shape)  # the CPU's, also for a GPU's run
         return policy.mean + policy.stddev * noise.to(obs.device)
 
     def env_action(self, action: np.ndarray) -> np.ndarray:
@@ -241,8 +242,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
-    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that step t led to, before any reset. It counts as 0
+    after a termination; the end of an episode for any reason (`dones`) cuts the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)
@@ -294,7 +295,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
     grads = torch.autograd.grad(loss, list(agent.parameters()))
-    grad = torch.cat([g.flatten() for g in grads])
+    grad = nn.utils.parameters_to_vector(grads)
     norm = grad.norm()
     if args.max_grad_norm:  # [C11] global gradient clipping
         grad = grad * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1)
@@ -302,18 +303,20 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
 
 
 def train(args: Args) -> dict:
-    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
+    check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     first_seed = env_seed(args, start_iteration)
     seed_everything(first_seed)
 
-    envs = make_envs(args, run_dir)
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    envs = make_envs(args, run_dir, first_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
     params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,): one vector for Adam
@@ -326,7 +329,6 @@ def train(args: Args) -> dict:
     )
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
-    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
     if initial:
         load_weights(agent, initial)
         obs_rms, return_rms = load_rms(initial, "obs_rms"), load_rms(initial, "return_rms")
@@ -336,7 +338,7 @@ def train(args: Args) -> dict:
 
     update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
 
-    # A rollout
+    # A rollout, in NumPy
     T, N = args.num_steps, args.num_envs
     obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized, unless --no-norm-obs
     next_obs = np.zeros_like(obs)  # what step t led to, before any reset
@@ -352,7 +354,7 @@ def train(args: Args) -> dict:
     if not checkpoint:
         obs_rms.update(raw_obs)
     current_obs = normalize_obs(obs_rms, raw_obs, args)
-    if args.staggered_resets and not checkpoint:  # [S09] staggered resets
+    if args.staggered_resets:  # [S09] staggered resets
         limit = envs.get_attr("_max_episode_steps")[0]
         envs.set_attr("_elapsed_steps", [n * limit // N for n in range(N)])  # of the first episodes
     log = Log(args, run_dir, checkpoint)
@@ -361,11 +363,11 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
+        clip_coef = torch.tensor(clip_coef, device=device)  # a float would compile anew each time
 
         # -- rollout --
         act = numpy_act(agent, current_obs, T)  # agent.act, only faster
-        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
+        for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
             actions[t] = act(obs[t])
             env_actions = agent.env_action(actions[t])
@@ -382,7 +384,7 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] is the first of a new episode
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] is of the next episode already
                 next_obs[t, n] = normalize_obs(obs_rms, infos["final_obs"][n], args)
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
@@ -417,9 +419,10 @@ def train(args: Args) -> dict:
                 optimizer.step()
                 # Clones, since a CUDA graph overwrites its results
                 stats.append({name: stat.clone() for name, stat in mb_stats.items()})
-            epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
-            if args.target_kl and torch.stack(epoch_kl).mean() > args.target_kl:  # [X03] early stop
-                break
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
+                if torch.stack(epoch_kl).mean() > args.target_kl:
+                    break
 
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
@@ -443,12 +446,16 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can mend. Uncaught it prints one line; a sweep can catch it as an Exception."""
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
 
 
 def require(condition, message: str) -> None:
     if not condition:
         raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
@@ -462,13 +469,14 @@ def parse_args(argv: list[str] | None = None) -> Args:
 
 
 def check_args(args: Args) -> None:
-    """Refuse bad values before anything is made. Flags of your own are not looked at."""
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
     above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
-    above_0 += " clip_coef adam_eps" + " target_kl" * (args.target_kl is not None)
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
     at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
     at_least_0 += " clip_obs clip_reward"
     for name in f"{above_0} {at_least_0}".split():
-        value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
@@ -489,29 +497,35 @@ def check_args(args: Args) -> None:
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
-    if args.resume or args.evaluate:
-        check_unchanged(args, load_checkpoint(args.resume or args.evaluate))
 
 
-def check_unchanged(args: Args, checkpoint: dict) -> None:
-    """Refuse to go on with another configuration than that of the run, but for what is free."""
-    old, new = checkpoint["args"], asdict(args)
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on, or to begin, with a run that was made with other flags than are free."""
+    new = asdict(args)
+    network_flags = "shared_network activation norm_obs clip_obs".split()
+    network_flags += "squash_actions scale_actions".split()
+    for name in network_flags if initial else []:
+        same = initial["args"][name] == new[name]
+        require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
-    annealed = old["anneal_lr"] or old["anneal_clip"]
-    if new["total_timesteps"] > old["total_timesteps"]:
-        why = "the learning rate has reached zero; start with --no-anneal-lr to extend later"
-        require(not annealed, f"this run cannot have more --total-timesteps: {why}")
-        free.append("total_timesteps")
+    free += ["total_timesteps"] * is_longer
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
-    finished = args.resume and checkpoint["iteration"] >= args.num_iterations
-    longer = "" if annealed else "; --total-timesteps makes it longer"
-    require(not finished, f"this run is finished: --evaluate plays it{longer}")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    require(not is_finished, "this run is finished: --evaluate plays it")
 
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    make_env(args).close()  # refuses what cannot be served before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -523,15 +537,12 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this number + n.
-
-    Runs of other seeds share none of them, and a resumed run begins with episodes of its own.
-    """
+    """The seed of environment 0; environment n has this + n. Runs of other seeds share none."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
 def seed_everything(seed: int) -> None:
-    """Weights, actions and minibatches are torch's; an environment may draw from the others."""
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -583,6 +594,9 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+    except TypeError as error:
+        require("render_mode" not in str(error), f"--capture-video: {error}")
+        raise  # of the environment's own making
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
@@ -602,8 +616,8 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         return env
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
+    env.reset()
     try:
-        env.reset()
         if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
             camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
             renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
@@ -614,7 +628,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         raise Refused(f"error: --capture-video cannot render: {error!r} ({hint})") from error
 
 
-def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
+def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
     mujoco.set_mju_user_warning(say_once)  # not once for each environment
     video_dir = run_dir / f"videos_{int(time.time())}" if args.capture_video else None
@@ -622,7 +636,7 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
     def maker(n: int):
         def make() -> gym.Env:
             if args.env_backend == "async":  # a worker begins as a copy of this process
-                seed_everything(env_seed(args) + n)
+                seed_everything(first_seed + n)
             return make_env(args, None if n else video_dir)
 
         return make
@@ -665,11 +679,14 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
         return reduce(lambda x, layer: layer(x), layers, obs)
 
     expected = torch_act(obs, greedy=True)
-    apart, size = np.abs(means(obs) - expected).max(), np.abs(expected).max()
-    if apart > 1e-3 * size + 1e-6:
+    probe = torch.from_numpy(np.concatenate([obs, obs + 1])).to(device)
+    with torch.no_grad():
+        std = agent.get_policy(probe).stddev.cpu().numpy()
+    apart = np.abs(means(obs) - expected).max()
+    if apart > 1e-3 * np.abs(expected).max() + 1e-6 or (std != std[0]).any():
         say_once("numpy_act does not do what agent.act does: agent.act acts, slower")
         return torch_act
-    std = agent.actor_logstd.detach().exp().cpu().numpy()
+    std = std[0]  # (A,), the same everywhere
     deviations = iter(std * torch.randn(num_steps, *expected.shape).numpy())  # (N, A) each
     return lambda obs: means(obs) + next(deviations)
 
@@ -689,8 +706,8 @@ def compiled(function, device: torch.device):
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}")
+            why = f"{function.__name__} cannot be compiled here and runs eagerly"
+            print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
 
@@ -698,11 +715,13 @@ def compiled(function, device: torch.device):
 
 
 class Log:
-    """What a run tells: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+
+    newest: "Log | None" = None  # what Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
-        self.args, self.run_dir = args, run_dir
-        done = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.args, self.run_dir, Log.newest = args, run_dir, self
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
         try:
             fcntl.flock(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -711,23 +730,26 @@ class Log:
         if args.track:
             start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
             whole = self.episodes.tell() >= checkpoint["episodes_size"]
             require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
             self.episodes.truncate(checkpoint["episodes_size"])
         else:
             print("step,return,length,seconds", file=self.episodes)
             shutil.copy(__file__, run_dir)
-        name = f"config_{done['iteration']}.json" if checkpoint else "config.json"
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
         (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
-        step = done["iteration"] * args.batch_size
+        step = past["iteration"] * args.batch_size
         self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
         rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
-        print(f"run: {run_dir} (--resume {run_dir} goes on with it)", flush=True)
-        total, interval = args.num_iterations * args.batch_size, 0.1 if sys.stderr.isatty() else 10
-        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)  # seconds
-        self.recent_returns = deque(done["recent_returns"], maxlen=100)
-        self.start = time.time() - done["seconds"]
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
         self.last_iteration = self.last_step = time.time()
         self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
 
@@ -793,8 +815,8 @@ def start_wandb(args: Args, run_dir: Path) -> None:
         wandb.init(
             project=args.wandb_project_name,
             entity=args.wandb_entity,
-            id=run_dir.name,
-            name=run_dir.name,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
             resume="allow",
             reinit="finish_previous",
             config=asdict(args),
@@ -804,7 +826,13 @@ def start_wandb(args: Args, run_dir: Path) -> None:
     except wandb.errors.Error as error:
         if not args.resume:
             shutil.rmtree(run_dir)
-        raise Refused(f"error: --track: {str(error).splitlines()[0]}") from error
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as numbers, text and None; a sweep may have given NumPy's numbers or paths."""
+    text = json.dumps(asdict(args), default=lambda x: x.item() if hasattr(x, "item") else str(x))
+    return json.loads(text)
 
 
 def provenance(args: Args) -> dict:
@@ -813,7 +841,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ("torch", "gymnasium", "mujoco", "numpy")
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -826,7 +854,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": asdict(args) | {"resume": None, "evaluate": None},
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,
@@ -836,7 +864,6 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
-    args.resume = str(log.run_dir)  # what Ctrl-C says from now on
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
@@ -847,8 +874,8 @@ def load_checkpoint(run_dir: str | Path) -> dict:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         Args(**checkpoint["args"])
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise Refused(f"error: {path} is not a checkpoint of this script: {reason}") from error
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
     return checkpoint
 
 
@@ -905,12 +932,14 @@ def main() -> None:
     args = parse_args()
     try:
         if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
     except KeyboardInterrupt:
-        again = f"--resume {args.resume} goes on" if args.resume else "there is no checkpoint yet"
-        sys.exit(f"stopped: {again}")
+        run_dir = Log.newest.run_dir if Log.newest else None
+        found = run_dir and (run_dir / "checkpoint.pt").exists()
+        sys.exit(f"stopped; --resume {run_dir} goes on" if found else "stopped; start again")
 
 
 if __name__ == "__main__":

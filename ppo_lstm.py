@@ -322,8 +322,8 @@ class Agent(nn.Module):
 def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
     """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
 
-    `next_values[t]` is the value of the state that followed step t, before any reset. It is left
-    out after a termination; the end of an episode for any reason (`dones`) stops the sum.
+    `next_values[t]` is the value of the state that step t led to, before any reset. It counts as 0
+    after a termination; the end of an episode for any reason (`dones`) cuts the sum.
     """
     delta = rewards + gamma * np.where(terminations, 0, next_values) - values
     decay = gamma * gae_lambda * (1 - dones)

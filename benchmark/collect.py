@@ -30,14 +30,16 @@ WINDOW = 100  # episodes in a reported return
 
 
 def load_checkpoint(run_dir: Path) -> dict:
-    return torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
+    args = checkpoint["args"]
+    steps = checkpoint["iteration"] * args["num_envs"] * args["num_steps"]
+    return checkpoint | {"global_step": steps}
 
 
 def is_finished(checkpoint: dict) -> bool:
     """Has it reached its last iteration?"""
-    args = checkpoint["args"]
-    iterations = args["total_timesteps"] // (args["num_envs"] * args["num_steps"])
-    return checkpoint["iteration"] >= iterations
+    args, steps = checkpoint["args"], checkpoint["global_step"]
+    return args["total_timesteps"] - steps < args["num_envs"] * args["num_steps"]
 
 
 def read_episodes(run_dir: Path) -> np.ndarray:

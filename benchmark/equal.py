@@ -100,11 +100,8 @@ for row in read_recipes().query("folder == 'ablation_study'").itertuples():
 
 def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
     """The last weights of our script; the first go to the file, if that is new."""
-    module, draws = load(script_of(case.file)), Draws()
-    draw_noise = module.Agent.draw_noise
-    kind = draws.normal if hasattr(module, "Normal") else draws.gumbel
-    module.Agent.draw_noise = lambda agent, *shape: kind(*draw_noise(agent, *shape).shape)
-    torch.randperm = draws.permutation
+    module = load(script_of(case.file))
+    module.env_seed = lambda args, *_: args.seed  # as the originals have it
 
     class Adam(WatchedAdam):
         eps = EPSILON
@@ -113,12 +110,13 @@ def train_ours(case: Case, file: Path, **changed) -> dict[str, torch.Tensor]:
             if not file.exists():
                 torch.save(weights_of(agent), file)
 
-    torch.optim.Adam = Adam
     alone = {"eval_episodes": 0, "cuda": False, "compile": False, "bootstrap_truncation": False}
     alone = {name: value for name, value in alone.items() if hasattr(module.Args, name)}
     changed = {"exp_name": "_".join(["ours", *changed])} | changed
     args = module.parse_args(case.flags.split())
-    module.train(replace(args, **case.shared | case.ours | alone | changed))
+    args = replace(args, **case.shared | case.ours | alone | changed)
+    with Draws(case.num_steps).instead_of_torchs(Adam):
+        module.train(args)
     return weights_of(Adam.agent)
 
 

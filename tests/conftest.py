@@ -2,12 +2,15 @@
 
 import os
 import re
+import shutil
 import signal
 import sys
 from dataclasses import fields
 from functools import partial
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
@@ -18,7 +21,10 @@ from tensorboard.summary.writer import event_file_writer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-pytest.register_assert_rewrite("watch")
+pytest.register_assert_rewrite("watch", "runs")
+import envs  # noqa: E402, F401
+from registry import Script  # noqa: E402
+from runs import train as run_of  # noqa: E402
 from watch import Watch, copied, one_layer_agent  # noqa: E402
 
 import ppg_procgen  # noqa: E402
@@ -66,7 +72,7 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_collection_modifyitems(items):
     """What forks comes first: a child of a process with Java in it may wait forever."""
-    items.sort(key=lambda item: "async" not in item.name)
+    items.sort(key=lambda item: "async" not in item.name and "pool" not in item.name)
 
 
 # -- a scripted environment --
@@ -271,6 +277,45 @@ def run_procgen_fast(run_procgen, monkeypatch):
     for script in (ppo_procgen, ppg_procgen):
         one_layer(script, monkeypatch)
     return run_procgen
+
+
+# -- finished runs, and what a machine may have --
+@pytest.fixture(scope="module")
+def finished_runs(tmp_path_factory):
+    """The directory of a finished tiny run of each script, made once."""
+    made = {}
+
+    def get(script: Script) -> Path:
+        if script.name not in made:
+            home = os.getcwd()
+            os.chdir(tmp_path_factory.mktemp("finished"))
+            made[script.name] = run_of(script, exp_name="small", eval_episodes=2)
+            os.chdir(home)
+        return made[script.name]
+
+    return get
+
+
+@pytest.fixture
+def finished(finished_runs, tmp_path):
+    """A copy of it, relative to the working directory."""
+
+    def copy(script: Script) -> Path:
+        run_dir = finished_runs(script)
+        shutil.copytree(run_dir, tmp_path / "runs" / run_dir.name)
+        return Path("runs") / run_dir.name
+
+    return copy
+
+
+@pytest.fixture
+def everything_is_there(monkeypatch):
+    """A GPU and wandb, as far as checks see; returns the stub of wandb."""
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return wandb
 
 
 # -- ppo.py and ppo_continuous_mujoco.py alike --

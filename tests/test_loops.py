@@ -6,19 +6,20 @@ What is special about the loop of one script is tested in the file of that scrip
 
 import csv
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
 import torch
 from conftest import one_layer
 from registry import SCRIPTS, Script
-from test_contract import killed, resume, scripts, seeds_of_resets, train
+from runs import killed, resume, seeds_of_resets, train
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, flat, scalars_of
 
 IMAGES = ("ppo_atari", "ppo_procgen", "ppg_procgen")
 ONE = 64  # steps of an iteration of a tiny run
+scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
 
 def scripts_that(have):
@@ -88,11 +89,13 @@ def test_targets_are_values_plus_advantages_by_the_discounts_of_the_flags(script
     train(script, gamma=0.9, gae_lambda=0.8, total_timesteps=ONE, **changes)
     [((_, values, _, _, _, *discounts), advantages)] = gae_calls
     assert discounts == [0.9, 0.8]
-    samples = set(zip(values.ravel().tolist(), advantages.ravel().tolist()))
+    targets = values + advantages
+    samples = set(zip(values.ravel().tolist(), targets.ravel().tolist()))
     assert len(losses) >= 2
     for mb in minibatches(losses):
-        assert set(zip(mb["values"].tolist(), mb["advantages"].tolist())) <= samples
-        assert torch.equal(mb["returns"], mb["values"] + mb["advantages"])
+        assert set(zip(mb["values"].tolist(), mb["returns"].tolist())) <= samples
+        if script.name != "trpo_continuous_mujoco":  # where minibatches are for the value alone
+            assert torch.equal(mb["returns"], mb["values"] + mb["advantages"])
 
 
 @with_detail("A06")
@@ -191,20 +194,35 @@ def test_gradients_are_clipped_after_their_average_over_processes(
 
 @scripts
 def test_every_weight_learns(script, spy):
-    noises = spy(script.module.Agent, "draw_noise")
+    evaluations = spy(script.module.Agent, "evaluate_actions")
     run_dir = train(script, learning_rate=1e-3)
-    (agent, *_), _ = noises[0]
+    (agent, *_), _ = evaluations[0]  # before the first update
     trained = checkpoint_of(run_dir)["agent"]
     for name, start in agent.state_dict().items():
         assert not torch.equal(trained[name], start), name
 
 
 # -- what is logged --
+def rollouts_of(script: Script, monkeypatch) -> list:
+    """As many things as rollouts have begun."""
+    owner, name = (script.module.Log, "step") if script.new else (script.module.Agent, "draw_noise")
+    original, steps, found = getattr(owner, name), script.tiny["num_steps"], []
+    calls = count()
+
+    def watched(*args):
+        if not script.new or next(calls) % steps == 0:
+            found.append(name)
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, watched)
+    return found
+
+
 @scripts
 def test_speed_and_shares_of_time(script, spy, monkeypatch):
     """By a clock by which a rollout takes 5 seconds, an update 20, a part of a phase 3."""
     module = script.module
-    rollouts, updates = spy(module.Agent, "draw_noise"), spy(module, "gae")
+    rollouts, updates = rollouts_of(script, monkeypatch), spy(module, "gae")
     phases = spy(module, "aux_loss") if hasattr(module, "aux_loss") else []
     now = lambda: 1e9 + 5 * len(rollouts) + 20 * len(updates) + 3 * len(phases)  # noqa: E731
     monkeypatch.setattr(module.time, "time", now)
@@ -266,7 +284,8 @@ def test_where_new_episodes_start_their_observations_are_normalized(script, spy,
     run_dir = killed(
         script, "after renaming", 2, lambda: train(script, **known(script, norm_obs=True))
     )
-    monkeypatch.setattr(script.module, "restore_envs", lambda envs, states: False)
+    if not script.new:
+        monkeypatch.setattr(script.module, "restore_envs", lambda envs, states: False)
     mean, var, _ = (x.numpy() for x in checkpoint_of(run_dir)["obs_rms"])
     rollouts = spy(script.module.Agent, "evaluate_actions")
     resume(script, run_dir)

@@ -39,9 +39,9 @@ def rollout(agent: trpo.Agent, n: int = 200) -> tuple[torch.distributions.Normal
     with torch.no_grad():
         policy = agent.get_policy(obs)
         actions = policy.mean + policy.stddev * noise
-        logprobs, _, values = agent.evaluate_actions(obs, actions, noise)
+        logprobs, _, values = agent.evaluate_actions(obs, actions)
     advantages = -((actions - 1) ** 2).sum(-1)
-    batch = {"obs": obs, "actions": actions, "noise": noise, "logprobs": logprobs}
+    batch = {"obs": obs, "actions": actions, "logprobs": logprobs}
     batch |= {"values": values, "advantages": advantages, "returns": advantages + values}
     return policy, batch
 
@@ -321,7 +321,7 @@ def test_a_moving_limit_fixes_the_length_of_a_run(run_trpo):
     """As annealing does."""
     result = run_trpo(anneal_lr=False, max_kl_final=0.05)
     longer = ["--resume", str(result["run_dir"]), "--total-timesteps", "9999"]
-    with pytest.raises(trpo.UserError, match=r"total_timesteps \(64 to 9999\)"):
+    with pytest.raises(trpo.Refused, match="--total-timesteps: .*--no-anneal-lr"):
         trpo.parse_args(longer)
     result = run_trpo(anneal_lr=False)
     longer[1] = str(result["run_dir"])
@@ -394,17 +394,16 @@ BAD += ["--cg-steps -1", "--fisher-every 0", "--line-search-steps 0"]
 
 @pytest.mark.parametrize("flags", BAD)
 def test_bad_input_is_one_line(flags, tmp_path):
-    name, value = flags.split()
-    with pytest.raises(trpo.UserError) as error:
+    name, _ = flags.split()
+    with pytest.raises(trpo.Refused) as error:
         trpo.parse_args(flags.split())
     message = str(error.value)
-    number = float(value) if "kl" in name or "damping" in name else int(value)
-    assert f"{name} ({number}) must be" in message and "\n" not in message
+    assert message.startswith(f"error: {name} ") and "must" in message and "\n" not in message
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_fisher_matrix_of_the_first_steps_alone_is_refused():
-    with pytest.raises(trpo.UserError, match=r"--fisher-every \(33\) is more than --num-steps"):
+    with pytest.raises(trpo.Refused, match=r"--fisher-every \(33\) is more than --num-steps"):
         trpo.parse_args("--fisher-every 33 --num-steps 32".split())
     trpo.parse_args("--fisher-every 32 --num-steps 32".split())
 
@@ -412,7 +411,7 @@ def test_a_fisher_matrix_of_the_first_steps_alone_is_refused():
 def test_a_batch_of_one_sample_is_refused():
     """Its normalized advantage is 0: the policy would never move."""
     flags = "--num-envs 1 --num-minibatches 1 --fisher-every 1 --num-steps"
-    with pytest.raises(trpo.UserError, match=r"\(1 \* 1 = 1\): .* needs --no-norm-adv"):
+    with pytest.raises(trpo.Refused, match=r"\(1 \* 1\): .* needs --no-norm-adv"):
         trpo.parse_args([*flags.split(), "1"])
     trpo.parse_args([*flags.split(), "1", "--no-norm-adv"])
     trpo.parse_args([*flags.split(), "2"])

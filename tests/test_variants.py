@@ -235,10 +235,8 @@ def test_only_the_policys_gradient_is_clipped(variant):
     envs = module.make_envs(args, Path("unused"))
     torch.manual_seed(0)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
-    obs, actions, noise = (
-        torch.randn(8, *shape) for shape in (envs.single_observation_space.shape, (1,), (1,))
-    )
-    batch = {"obs": obs, "actions": actions, "noise": noise, "goes_on": torch.ones(8)}
+    obs, actions = torch.randn(8, *envs.single_observation_space.shape), torch.randn(8, 1)
+    batch = {"obs": obs, "actions": actions, "goes_on": torch.ones(8)}
     batch |= {name: torch.randn(8) for name in ("logprobs", "values", "advantages", "returns")}
     inds, clip_coef = torch.arange(8), torch.tensor(0.2)
     whole, stats = module.loss_and_grad(agent, batch, inds, clip_coef, args)
@@ -269,12 +267,12 @@ def test_the_line_search_asks_for_a_tenth_of_the_gain(variant):
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
     params = module.flatten(agent.policy_parameters()).detach()
     torch.nn.utils.vector_to_parameters(params, agent.policy_parameters())
-    obs, noise = torch.randn(64, *envs.single_observation_space.shape), torch.randn(64, 1)
+    obs = torch.randn(64, *envs.single_observation_space.shape)
     policy = agent.get_policy(obs)
     old = torch.distributions.Normal(policy.mean.detach(), policy.stddev.detach())
-    actions = agent.act(obs, noise)
-    batch = {"obs": obs, "actions": actions, "noise": noise, "advantages": torch.randn(64)}
-    batch["logprobs"] = agent.evaluate_actions(obs, actions, noise)[0].detach()
+    actions = agent.act(obs)
+    batch = {"obs": obs, "actions": actions, "advantages": torch.randn(64)}
+    batch["logprobs"] = agent.evaluate_actions(obs, actions)[0].detach()
     loss, _ = module.trpo_loss(agent, old, batch, args)
     gradient = module.flatten(torch.autograd.grad(loss, agent.policy_parameters()))
     step = -1e-3 * gradient
@@ -296,11 +294,14 @@ def test_staggered_environments_begin_at_other_ages(variant):
     assert [length for _, _, length in episodes_of(run_dir)] == [250, 500, 750]
 
 
-def test_staggered_ages_survive_a_checkpoint(variant):
-    module, run = variant("staggered_resets")
-    run_dir = run(env_id="HalfCheetah-v4", num_steps=100, total_timesteps=400)
-    states = checkpoint_of(run_dir)["envs"]
-    assert [state["elapsed_steps"] for state in states] == [200, 700]
+def test_a_resumed_runs_new_episodes_are_staggered_again(variant):
+    """Of two environments, after 400 steps of each."""
+    _, run = variant("staggered_resets")
+    flags = {"env_id": "HalfCheetah-v4", "num_steps": 400, "update_epochs": 1, "anneal_lr": False}
+    run_dir = run(**flags, total_timesteps=800)
+    assert episodes_of(run_dir) == []
+    run(**flags, total_timesteps=2400, resume=str(run_dir))
+    assert [(step, length) for step, _, length in episodes_of(run_dir)] == [(1800, 500)]
 
 
 def test_the_flag_for_staggered_resets_does_what_the_patch_does(variant):

@@ -95,7 +95,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     a, b = state_of(one), state_of(other)
     assert_equal(a, b, "checkpoint")
     processes = a.get("processes", [a])
-    assert all(process["envs"] is not None for process in processes)
+    assert all(process.get("envs", 0) is not None for process in processes)
     episodes = episodes_of(one)
     assert episodes == episodes_of(other) and episodes
     clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}

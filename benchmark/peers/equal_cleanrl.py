@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from draws import Draws, WatchedAdam, weights_of
 
 script, file, eps, num_steps, *flags = sys.argv[1:]
-draws = Draws()
-rollout = []  # the noise of its steps that are still to come
+draws = Draws(int(num_steps))
 
 
 def channels_first(weight: torch.Tensor) -> torch.Tensor:
@@ -58,18 +57,12 @@ def pairs(ours: dict, theirs: dict) -> list[tuple]:
     return list(theirs.items())
 
 
-def noise_of_step(kind, shape: torch.Size) -> torch.Tensor:
-    if not rollout:
-        rollout.extend(kind(int(num_steps), *shape))
-    return rollout.pop(0)
-
-
 def choose(policy: Categorical) -> torch.Tensor:
-    return (policy.logits + noise_of_step(draws.gumbel, policy.logits.shape)).argmax(-1)
+    return (policy.logits + draws.of_step(draws.gumbel, policy.logits.shape)).argmax(-1)
 
 
 def draw(policy: Normal) -> torch.Tensor:
-    return policy.mean + policy.stddev * noise_of_step(draws.normal, policy.mean.shape)
+    return policy.mean + policy.stddev * draws.of_step(draws.normal, policy.mean.shape)
 
 
 def shuffle(array: np.ndarray) -> None:

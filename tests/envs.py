@@ -1,0 +1,245 @@
+"""Environments of a few lines, of each kind that people bring along.
+
+`NAME-v0` acts in a Box, `NAMEDiscrete-v0` in Discrete(3) counted from 5. Other processes find them
+as `envs:NAME-v0`.
+"""
+
+import random
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+
+VECTOR = Box(-np.inf, np.inf, (3,))
+MODULE_RNG = np.random.default_rng(0)
+
+
+class Toy(gym.Env):
+    """Eight steps, always from the same state; what it shows and pays depends on the actions."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = VECTOR
+    length = 8
+
+    def __init__(self, discrete: bool = False, render_mode: str | None = None):
+        self.action_space = Discrete(3, start=5) if discrete else Box(-1, 1, (2,))
+        self.render_mode, self.episode = render_mode, 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.done, self.episode = 0, 0.0, self.episode + 1
+        return self.observe(), self.info()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        self.done = float(np.sum(action))
+        return self.observe(), self.reward(), self.t == self.length, False, self.info()
+
+    def observe(self):
+        return np.array([self.t / 8, self.done, self.t * self.done], np.float32)
+
+    def reward(self):
+        return 1.0 + self.done / 8
+
+    def info(self) -> dict:
+        return {}
+
+    def render(self):
+        return np.full((64, 64, 3), min(20 * self.t, 255), np.uint8)
+
+
+class Steady(Toy):
+    """For runs that resume to the bit: episodes end with the rollouts."""
+
+
+# -- infos --
+class Infos(Toy):
+    """Their types and shapes change from step to step, and some have Gymnasium's own names."""
+
+    KINDS = (
+        None,
+        3,
+        "three",
+        np.arange(3),
+        np.arange(2),
+        [1, "two"],
+        {"a": None},
+        {"a": 1},
+        object(),
+    )
+
+    def info(self) -> dict:
+        kind = self.KINDS[(self.t + self.episode) % len(self.KINDS)]
+        return {"near": kind, "episode": kind, "final_obs": kind, "final_info": kind}
+
+
+# -- rewards --
+class RewardArray(Toy):
+    def reward(self):
+        return np.array([1.0])
+
+
+class RewardTensor(Toy):
+    def reward(self):
+        return torch.ones(1, 1)
+
+
+class RewardBool(Toy):
+    def reward(self):
+        return np.bool_(True)
+
+
+class RewardPair(Toy):
+    def reward(self):
+        return np.ones(2)
+
+
+# -- observations --
+class Odd(Toy):
+    """What it returns is not quite what its space says."""
+
+    KINDS = {  # space, what is returned, what is meant
+        "int8": (Box(0, 100, (3,), np.int8), np.array([200, 1, 2]), [200, 1, 2]),
+        "int64 for uint8": (Box(0, 255, (3,), np.uint8), np.array([1, 2, 3]), [1, 2, 3]),
+        "floats for int32": (Box(-9, 9, (3,), np.int32), np.array([0.5, 1, 2]), [0.5, 1, 2]),
+        "column": (Box(-1, 1, (3,)), np.full((3, 1), 0.5), [0.5, 0.5, 0.5]),
+        "row": (Box(-1, 1, (3,)), np.full((1, 3), 0.5), [0.5, 0.5, 0.5]),
+        "number": (Box(-1, 1, (1,)), np.float32(0.5), [0.5]),
+        "longdouble": (Box(-1, 1, (3,), np.longdouble), np.ones(3, np.longdouble), [1, 1, 1]),
+        "big endian": (Box(-1, 1, (3,), np.dtype(">f4")), np.ones(3, ">f4"), [1, 1, 1]),
+        "uint64": (Box(0, 9, (3,), np.uint64), np.ones(3, np.uint64), [1, 1, 1]),
+        "bool": (Box(0, 1, (3,), np.bool_), np.array([True, False, True]), [1, 0, 1]),
+        "list": (Box(-1, 1, (3,)), [0.5, 0.25, 1], [0.5, 0.25, 1]),
+        "tensor": (Box(-1, 1, (3,)), torch.ones(3), [1, 1, 1]),
+        "one for three": (Box(-1, 1, (3,)), np.float32([0.5]), None),
+        "two for three": (Box(-1, 1, (3,)), np.float32([0.5, 1]), None),
+        "rows": (Box(-1, 1, (3,)), np.ones((2, 3)), None),
+    }
+
+    def __init__(self, kind: str, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space, self.obs, _ = self.KINDS[kind]
+
+    def observe(self):
+        return self.obs
+
+
+# -- seeds --
+class Seeds(Toy):
+    """Those that it got at resets, of all instances in this process."""
+
+    seen: list[int] = []
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.seen.append(seed)
+        return super().reset(seed=seed)
+
+
+class Coin(Toy):
+    """What it shows is drawn by a generator that is not its own."""
+
+    DRAWS = {
+        "random": random.random,
+        "numpy": lambda: np.random.rand(),
+        "torch": lambda: torch.rand(()).item(),
+    }
+
+    def __init__(self, source: str, **kwargs):
+        super().__init__(**kwargs)
+        self.draw = self.DRAWS[source]
+
+    def observe(self):
+        return np.full(3, self.draw(), np.float32)
+
+
+# -- pictures --
+class Screen(Toy):
+    """Draws into one buffer; the frame of step t is 20 * t everywhere."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.screen = np.zeros((64, 64, 3), np.uint8)
+
+    def render(self):
+        self.screen[:] = super().render()
+        return self.screen
+
+
+class Endless(Toy):
+    length = -1
+
+
+class Blind(Toy):
+    """It cannot be asked for pictures: it takes no `render_mode`."""
+
+    metadata: dict = {}
+
+    def __init__(self, discrete: bool = False):
+        super().__init__(discrete)
+
+
+class BlindToo(Toy):
+    """It takes a `render_mode` and draws nothing."""
+
+    metadata: dict = {}
+    render = gym.Env.render
+
+
+# -- errors --
+class Failing(Toy):
+    """A file is missing in the third episode."""
+
+    def reset(self, seed=None, options=None):
+        if self.episode == 2:
+            open("part_3.csv")
+        return super().reset(seed=seed)
+
+
+class Broken(Toy):
+    """From its constructor comes what no script foresees."""
+
+    def __init__(self, **kwargs):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+# -- spaces --
+class Spaces(gym.Env):
+    """Nothing but its spaces: no run gets as far as a reset."""
+
+    def __init__(self, observation_space, action_space, render_mode=None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self.render_mode = render_mode
+
+
+def register() -> None:
+    for kind in (Steady, Infos, RewardArray, RewardTensor, RewardBool, RewardPair, Seeds):
+        add(kind.__name__, kind)
+    for kind in (Screen, Endless, Blind, BlindToo, Failing, Broken):
+        add(kind.__name__, kind)
+    for i, kind in enumerate(Odd.KINDS):
+        add(f"Odd{i}", Odd, kind=kind)
+    for source in Coin.DRAWS:
+        add(f"Coin_{source}", Coin, source=source)
+    image, vector = Box(0, 255, (8, 8, 3), np.uint8), Box(-1, 1, (2,))
+    huge = np.float32([3e38])
+    for name, observation_space, action_space in [
+        ("Unbounded", vector, Box(-np.inf, np.inf, (1,))),
+        ("Huge", vector, Box(-huge, huge)),
+        ("Integers", vector, Box(0, 5, (2,), np.int64)),
+        ("Images", image, vector),
+        ("ImagesDiscrete", image, Discrete(2)),
+        ("NothingDiscrete", Box(-1, 1, (0,)), Discrete(2)),
+    ]:
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        gym.register(f"{name}-v0", Spaces, kwargs=spaces)
+
+
+def add(name: str, env: type, **kwargs) -> None:
+    gym.register(f"{name}-v0", env, kwargs=kwargs)
+    gym.register(f"{name}Discrete-v0", env, kwargs=kwargs | {"discrete": True})
+
+
+register()

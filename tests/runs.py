@@ -1,0 +1,272 @@
+"""Runs of a script by its row of the registry: here, killed, resumed, or in another process."""
+
+import gc
+import itertools
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from registry import Script
+from watch import Killed, checkpoint_of
+
+
+def train(script: Script, **changes) -> Path:
+    """The directory of a tiny run in the working directory."""
+    result = script.module.train(script.module.Args(**script.tiny | changes))
+    return Path(result["run_dir"]).resolve()
+
+
+def resume(script: Script, run_dir: Path, *flags: str) -> dict:
+    return script.module.train(script.module.parse_args(["--resume", str(run_dir), *flags]))
+
+
+def flags_of(script: Script, **changes) -> list[str]:
+    """The command line of a tiny run."""
+    flags = []
+    for name, value in (script.tiny | changes).items():
+        flags += flag_of(name, value)
+    return flags
+
+
+def flag_of(name: str, value) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def other_value(field, value):
+    """A valid value that is not this one."""
+    if options := get_args(field.type):
+        return next((x for x in options if isinstance(x, str) and x != value), None)
+    if isinstance(value, bool):
+        return not value
+    return {int: lambda: 2 * value or 1, float: lambda: value / 2 + 0.2, str: lambda: value + "x"}[
+        field.type
+    ]()
+
+
+def message_of(script: Script, *flags: str) -> str:
+    """The one line with which `main` stops."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script.path), *flags])
+        with pytest.raises(SystemExit) as stop:
+            script.module.main()
+    message = stop.value.code
+    assert isinstance(message, str) and message.startswith("error: ") and "\n" not in message
+    return message
+
+
+def lacks(message: str, words: list[str]) -> list[str]:
+    return [word for word in words if word not in message]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def are_steps(script: Script, steps: list[int], rows: list[int]) -> bool:
+    """Steps after rows of rollouts: as many, or a few less where resets take rows."""
+    if not script.reset_rows:
+        return steps == rows
+    return len(steps) == len(rows) and all(0.8 * b < a <= b for a, b in zip(steps, rows))
+
+
+def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
+    """Those of the training environments of all runs from here on."""
+    seeds, make_envs = [], script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        reset = envs.reset
+        envs.reset = lambda seed: seeds.append(seed) or reset(seed=seed)
+        return envs
+
+    monkeypatch.setattr(script.module, "make_envs", watched)
+    return seeds
+
+
+# -- kills --
+def write_half(torch_save, state: dict, file) -> None:
+    torch_save(state, "whole.pt")
+    whole = Path("whole.pt").read_bytes()
+    file.write(whole[: len(whole) // 2])
+    file.flush()
+
+
+def kill_at(patch: pytest.MonkeyPatch, script: Script, place: str, n: int) -> None:
+    """Let the n-th call of something be the last that happens."""
+    calls = itertools.count(1)
+
+    def last(owner, name: str, before=lambda original, *args: None) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            if next(calls) == n:
+                before(original, *args)
+                raise Killed
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, wrapped)
+
+    make_envs = script.module.make_envs
+
+    def watched(*args):
+        envs = make_envs(*args)
+        last(envs, "step")
+        return envs
+
+    match place:
+        case "rollout":
+            patch.setattr(script.module, "make_envs", watched)
+        case "update":
+            last(script.module, script.loss)
+        case "writing":
+            last(torch, "save", write_half)
+        case "before renaming":
+            last(os, "replace")
+        case "after renaming":
+            last(os, "replace", lambda replace, *args: replace(*args))
+
+
+def killed(script: Script, place: str, n: int, start) -> Path:
+    """The directory of the run, which `start()` starts or resumes, after the kill."""
+    writers, make_writer = [], script.module.SummaryWriter
+
+    def recorded(*args, **kwargs):
+        writers.append(make_writer(*args, **kwargs))
+        return writers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        kill_at(patch, script, place, n)
+        patch.setattr(script.module, "SummaryWriter", recorded)
+        with pytest.raises(Killed):
+            start()
+    gc.collect()  # its lock on episodes.csv goes with it
+    for writer in writers:  # its thread lives on, and would write by name after the renaming below
+        writer.file_writer.event_writer._general_file_writer.write = lambda content: None
+        writer.flush()
+    (run_dir,) = Path("runs").iterdir()
+    for file in run_dir.glob("events.*"):  # whose names are in order if they differ by a second
+        if not re.search(r"tfevents\.0{5}", file.name):
+            old = len(list(run_dir.glob("events.out.tfevents.00000*")))
+            file.rename(run_dir / f"events.out.tfevents.{old:010d}.killed")
+    return run_dir
+
+
+# -- bad checkpoints --
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("owned",)
+
+
+def spoil(run_dir: Path, how: str) -> None:
+    path = run_dir / "checkpoint.pt"
+    whole = path.read_bytes()
+    checkpoint = checkpoint_of(run_dir)
+    match how:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "half":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "last bytes missing":
+            path.write_bytes(whole[:-20])
+        case "text":
+            path.write_text("no checkpoint")
+        case "hostile":
+            torch.save(checkpoint | {"args": Hostile()}, path)
+        case "hostile pickle":
+            path.write_bytes(pickle.dumps(Hostile()))
+        case "another script":
+            torch.save(checkpoint | {"args": checkpoint["args"] | {"of_another": 1.0}}, path)
+        case "older flags":
+            del checkpoint["args"]["gamma"]
+            torch.save(checkpoint, path)
+        case "no dictionary":
+            torch.save([1, 2], path)
+        case "only arguments":
+            torch.save({"args": checkpoint["args"]}, path)
+
+
+SPOILT = ["missing", "empty", "half", "last bytes missing", "text", "hostile", "hostile pickle"]
+SPOILT += ["another script", "older flags", "no dictionary", "only arguments"]
+
+
+# -- processes --
+def command(script: Script, *flags: str, path: Path | None = None) -> list[str]:
+    return [sys.executable, str(path or script.path), *flags]
+
+
+def process(script: Script, *flags: str, path=None, **kwargs) -> subprocess.CompletedProcess:
+    options = {"capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(command(script, *flags, path=path), **options | kwargs)
+
+
+def the_run(folder: Path = Path()) -> Path:
+    (run_dir,) = (folder / "runs").iterdir()
+    return run_dir
+
+
+def wait_for(condition, running: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert running.poll() is None and time.monotonic() < deadline, running.poll()
+        time.sleep(0.01)
+
+
+# -- CleanRL's flags --
+# In their order. save_model, upload_model and hf_entity are left out (a checkpoint is always
+# written), and batch_size, minibatch_size and num_iterations, which only CleanRL itself fills.
+CLEANRL = {
+    "exp_name": "ppo",
+    "seed": 7,
+    "torch_deterministic": True,
+    "cuda": True,
+    "track": False,
+    "wandb_project_name": "cleanRL",
+    "wandb_entity": "team",
+    "capture_video": False,
+    "env_id": "CartPole-v1",
+    "total_timesteps": 500_000,
+    "learning_rate": 2.5e-4,
+    "num_envs": 4,
+    "num_steps": 128,
+    "anneal_lr": True,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "num_minibatches": 4,
+    "update_epochs": 4,
+    "norm_adv": True,
+    "clip_coef": 0.2,
+    "clip_vloss": True,
+    "ent_coef": 0.01,
+    "vf_coef": 0.5,
+    "max_grad_norm": 0.5,
+    "target_kl": 0.01,
+}
+
+
+def check_flags_of_cleanrl(script: Script) -> None:
+    """They parse and have its order; some stand for others, and some mean nothing here."""
+    module = script.module
+    names = [field.name for field in fields(module.Args)]
+    given = {name: value for name, value in CLEANRL.items() if name not in script.lacks}
+    given = {script.epochs if n == "update_epochs" else n: value for n, value in given.items()}
+    assert [name for name in names if name in given] == list(given)
+    of_this_script = ("env_id", "env_backend")  # EnvPool makes no videos
+    given |= {name: script.tiny[name] for name in of_this_script if name in script.tiny}
+    for switches in (True, False):
+        given |= {name: switches for name, value in given.items() if isinstance(value, bool)}
+        flags = [word for item in given.items() for word in flag_of(*item)]
+        args = module.parse_args(flags)
+        assert {name: getattr(args, name) for name in given} == given

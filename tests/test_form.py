@@ -1,0 +1,1277 @@
+"""What a script in the form of version 1.0 promises: each row of NEW in tests/registry.py.
+
+A promise that the same bytes keep in several scripts is tested with the first that has them
+(`each_text_of`). The environments are those of tests/envs.py. What starts processes is `e2e`; so
+are longer cases of the same promise.
+"""
+
+import fcntl
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import fields
+from itertools import count
+from pathlib import Path
+from typing import get_args
+
+import envs
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from registry import NEW, Script, one_of_each_text
+from runs import (
+    SPOILT,
+    check_flags_of_cleanrl,
+    command,
+    contents,
+    flags_of,
+    killed,
+    lacks,
+    message_of,
+    other_value,
+    process,
+    resume,
+    spoil,
+    the_run,
+    train,
+    wait_for,
+)
+from torch.distributions import Normal
+from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
+
+scripts = pytest.mark.parametrize("script", NEW.values(), ids=NEW)
+filmed = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def some(rows):
+    """Those of these scripts."""
+    rows = {row.name: row for row in rows}
+    return pytest.mark.parametrize("script", rows.values(), ids=rows)
+
+
+def each_text_of(*names: str):
+    """A script for each text of these pieces of it, see `Script.pieces`."""
+    return some(one_of_each_text(NEW, *names).values())
+
+
+ROBOTS = [row for row in NEW.values() if "M01" in row.details]
+each_policy = some(
+    one_of_each_text({row.name: row for row in ROBOTS}, "numpy_act", "Agent.act").values()
+)
+PACKAGES = {"PYTHONPATH": str(Path(__file__).parent)}  # other processes find envs.py
+
+
+@pytest.fixture(autouse=True)
+def say_all(request):
+    """What is said once in a process is said once in a test."""
+    script = request.node.callspec.params.get("script") if hasattr(request.node, "callspec") else 0
+    if hasattr(getattr(script, "module", 0), "say_once"):
+        script.module.say_once.cache_clear()
+    envs.Seeds.seen.clear()
+
+
+def weights_of(run_dir: Path) -> torch.Tensor:
+    return flat(checkpoint_of(run_dir)["agent"].values())
+
+
+def refusal(script: Script, **changes) -> str:
+    """The one line with which `train` stops, which is all that an uncaught Refused shows."""
+    with pytest.raises(script.module.Refused) as stop:
+        train(script, **changes)
+    message = stop.value.code
+    assert message == str(stop.value) and message.startswith("error: ") and "\n" not in message
+    return message
+
+
+def play(script: Script, run_dir: Path, *flags: str) -> list[float]:
+    args = script.module.parse_args(["--evaluate", str(run_dir), *flags])
+    return script.module.evaluate(args, Path(args.evaluate))
+
+
+# -- seeds --
+@scripts
+def test_same_seed_same_run_another_seed_another(script, folder):
+    """Another one of the weights, of the episodes and of what is drawn."""
+    runs = []
+    for name, seed in (("one", 3), ("other", 3), ("another", 4)):
+        folder(name)
+        runs.append(train(script, seed=seed, eval_episodes=1))
+    assert_same_run(runs[0], runs[1])
+    assert episodes_of(runs[0]) != episodes_of(runs[2])
+    one, _, another = (checkpoint_of(run) for run in runs)
+    weights = [name for name in one["agent"] if name.endswith("weight")]
+    assert all(not torch.equal(one["agent"][name], another["agent"][name]) for name in weights)
+    assert not torch.equal(one["rng"], another["rng"])
+
+
+@each_text_of("env_seed", "evaluate", "make_envs")
+def test_environments_of_neighbouring_runs_share_no_seed(script, folder):
+    """In training, in evaluation and after a resumption."""
+    seen, env = envs.Seeds.seen, {"env_id": script.env("Seeds"), "num_envs": 4, "num_steps": 16}
+    seeds = {}
+    for seed in (1, 2, 3):
+        seen.clear()
+        run_dir = train(script, seed=seed, eval_episodes=3, **env)
+        seeds[seed] = list(seen)
+        assert len(seen) == 4 + 3
+    seen.clear()
+    args = script.module.Args(**checkpoint_of(run_dir)["args"] | {"eval_episodes": 2})
+    script.module.evaluate(args, run_dir)
+    assert seen == seeds[3][4:6]  # those of the evaluation again
+    seen.clear()
+    folder("resumed")
+    stop = killed(script, "after renaming", 2, lambda: train(script, seed=9, **env))
+    resume(script, stop)
+    assert len(set(seen)) == len(seen) == 4 + 4
+    together = [*seen, *(x for own in seeds.values() for x in own)]
+    assert len(set(together)) == len(together)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**40])
+@each_text_of("env_seed", "seed_everything", "check_args")
+def test_any_seed_is_one(script, seed):
+    train(script, seed=seed, total_timesteps=64)
+
+
+def draws(script: Script, source: str, **changes) -> np.ndarray:
+    """What four environments show at a reset and in three steps: (4, 4)."""
+    args = script.module.Args(**script.tiny | {"env_id": script.env(f"Coin_{source}")} | changes)
+    script.module.seed_everything(script.module.env_seed(args))
+    vector = script.module.make_envs(args, Path("nowhere"))
+    seen = [vector.reset(seed=1)[0][:, 0].copy()]
+    space = vector.single_action_space
+    actions = np.zeros((args.num_envs, *space.shape), space.dtype)
+    seen += [vector.step(actions)[0][:, 0].copy() for _ in range(3)]
+    vector.close()
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("source", envs.Coin.DRAWS)
+@some(row for row in NEW.values() if row.name != "trpo_continuous_mujoco")
+def test_async_workers_draw_different_numbers_and_the_same_again(script, source):
+    """From the generators of Python, NumPy and torch; with the script's way of environments."""
+    how = {"num_envs": 4} | ({"env_backend": "async"} if script in ROBOTS else {})
+    one, again = draws(script, source, **how), draws(script, source, **how)
+    other = draws(script, source, seed=2, **how)
+    assert len(np.unique(one)) == one.size == 16
+    np.testing.assert_array_equal(one, again)
+    assert not np.isin(other, one).any()
+
+
+# -- the first update --
+@some(row for row in NEW.values() if "losses/clipfrac" in row.tags)
+def test_first_ratio_is_one(script):
+    """Of the first minibatch: then and there the policy is that of the rollout."""
+    first = {"num_minibatches": 1, "update_epochs": 1, "learning_rate": 0.01}
+    for name in ("Steady", "Terminating", "Truncating"):
+        run_dir = train(script, env_id=script.env(name), exp_name=name, **first)
+        scalars = scalars_of(run_dir)
+        assert [value for _, value in scalars["losses/clipfrac"]] == [0] * 4
+        for name in ("old_approx_kl", "approx_kl", "approx_kl_max"):
+            assert all(abs(value) < 1e-6 for _, value in scalars[f"losses/{name}"]), name
+
+
+def switches_of(script: Script) -> list:
+    """Every field of Args that is no number and every optional one, once."""
+    elsewhere = "exp_name cuda track wandb_project_name wandb_entity capture_video env_id"
+    elsewhere += " init_from resume evaluate compile"
+    found = [("eval_episodes", 1), ("checkpoint_seconds", 60), ("seed", 5)]
+    for each in fields(script.module.Args):
+        value = getattr(script.module.Args(), each.name)
+        if each.name in elsewhere.split():
+            continue
+        if isinstance(value, bool):
+            found.append((each.name, not value))
+        elif value is None:
+            found.append((each.name, 0.02))
+        elif isinstance(value, str):
+            found += [(each.name, other) for other in get_args(each.type) if other != value]
+        elif isinstance(value, float) and each.name in script.zero:
+            found.append((each.name, 0.0))
+    return found
+
+
+EACH_SWITCH = [
+    pytest.param(row, name, value, id=f"{row.name}-{name}={value}")
+    for row in NEW.values()
+    for name, value in switches_of(row)
+]
+
+
+@pytest.mark.parametrize("script, name, value", EACH_SWITCH)
+def test_each_switch_runs(script, name, value):
+    """tests/test_behaviour.py says what they change."""
+    run_dir = train(script, total_timesteps=128, **{name: value})
+    checkpoint = checkpoint_of(run_dir)
+    assert checkpoint["iteration"] == 2 and checkpoint["args"][name] == value
+    assert torch.isfinite(weights_of(run_dir)).all()
+
+
+# -- kills and resumption --
+SAVES = ("train: set-up", "train: log and checkpoint", "save_checkpoint", "load_checkpoint")
+
+
+@scripts
+def test_killed_and_resumed_is_never_stopped(script, folder):
+    """To the bit, in an environment whose episodes end with the rollouts. Five kills of one run."""
+    steady = {"env_id": script.env("Steady")}
+    folder("whole")
+    whole = train(script, **steady)
+    folder("killed")
+    draw = random.Random(script.name).randint
+    kills = [
+        ("writing", 2),  # the checkpoint of iteration 2; that of 1 stays
+        ("rollout", draw(1, 32)),  # of 2
+        ("before renaming", 2),  # the checkpoint of 3; that of 2 stays
+        ("update", draw(1, 4)),  # of 3
+        ("after renaming", 1),  # the checkpoint of 3
+    ]
+    kept = []
+    run_dir = killed(script, *kills[0], lambda: train(script, **steady))
+    for kill in kills[1:]:
+        kept.append(checkpoint_of(run_dir)["iteration"])
+        (run_dir / "checkpoint.tmp").write_bytes(b"left by another crash")
+        with open(run_dir / "episodes.csv", "a") as file:
+            file.write("1,2,3,4\n1,2")  # half a line, too
+        killed(script, *kill, lambda: resume(script, run_dir))
+    assert [*kept, checkpoint_of(run_dir)["iteration"]] == [1, 1, 2, 2, 3]
+    resume(script, run_dir)
+    assert_same_run(run_dir, whole)
+    assert not (run_dir / "checkpoint.tmp").exists()
+    assert {"config.json", "config_1.json", "config_3.json"} <= {x.name for x in run_dir.iterdir()}
+
+
+def assert_whole(run_dir: Path, args, length: int | None = None) -> None:
+    """All iterations once, and episodes.csv without gaps or repeats."""
+    scalars = scalars_of(run_dir)
+    rows = [args.batch_size * i for i in range(1, args.num_iterations + 1)]
+    for tag in ("losses/policy_loss", "charts/SPS", "charts/learning_rate"):
+        assert [step for step, _ in scalars[tag]] == rows, tag
+    episodes = episodes_of(run_dir)
+    steps = [step for step, _, _ in episodes]
+    assert (
+        steps == sorted(steps) and [step for step, _ in scalars["charts/episodic_return"]] == steps
+    )
+    if length:
+        each = range(length * args.num_envs, args.total_timesteps + 1, length * args.num_envs)
+        assert episodes and steps == [step for step in each for _ in range(args.num_envs)]
+        assert {x for _, _, x in episodes} == {length}
+
+
+@each_text_of(*SAVES)
+def test_a_resumed_run_begins_new_episodes_and_loses_none(script):
+    run_dir = killed(script, "after renaming", 3, lambda: train(script))
+    before = episodes_of(run_dir)
+    result = resume(script, run_dir)
+    args = script.module.Args(**script.tiny)
+    assert result["global_step"] == args.total_timesteps
+    episodes = episodes_of(run_dir)
+    assert episodes[: len(before)] == before and len(episodes) > len(before)
+    for step, _, length in episodes[len(before) :]:
+        assert length * args.num_envs <= step - 3 * args.batch_size
+    assert_whole(run_dir, args)
+
+
+@each_text_of("save_checkpoint", "load_checkpoint", "main")
+def test_a_kill_before_the_first_checkpoint_leaves_nothing_to_resume(script):
+    run_dir = killed(script, "writing", 1, lambda: train(script))
+    assert (run_dir / "checkpoint.tmp").stat().st_size > 1000
+    message = message_of(script, "--resume", str(run_dir))
+    assert lacks(message, ["no checkpoint", str(run_dir)]) == []
+
+
+@each_text_of("Log.__init__")
+def test_one_process_trains_a_run(script):
+    """The other is refused before it has written anything."""
+    run_dir = killed(script, "after renaming", 2, lambda: train(script))
+    before = contents(Path())
+    with open(run_dir / "episodes.csv", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        message = message_of(script, "--resume", str(run_dir))
+        assert lacks(message, ["another process is training", str(run_dir)]) == []
+        assert contents(Path()) == before
+    resume(script, run_dir)
+
+
+@each_text_of("Log.checkpoint_is_due", "Log.__init__", "save_checkpoint")
+@pytest.mark.parametrize("seconds, expected", [(0, [1, 2, 3, 4]), (3600, [1, 4]), (60, [1, 3, 4])])
+def test_checkpoints_come_after_the_first_iteration_and_as_asked(
+    script, seconds, expected, monkeypatch
+):
+    """By a clock by which each iteration takes 40 seconds."""
+    saved, updates = [], []
+    save, gae = script.module.save_checkpoint, script.module.gae
+    monkeypatch.setattr(script.module.time, "time", lambda: 1e9 + 40 * len(updates))
+    monkeypatch.setattr(script.module, "gae", lambda *x: updates.append(1) or gae(*x))
+    both = lambda args, state, log: saved.append(state["iteration"]) or save(args, state, log)  # noqa: E731
+    monkeypatch.setattr(script.module, "save_checkpoint", both)
+    train(script, checkpoint_seconds=seconds)
+    assert saved == expected
+
+
+@each_text_of("main", "save_checkpoint")
+def test_ctrl_c_says_how_to_go_on(script, monkeypatch):
+    def said(nth: int) -> str:
+        gae, calls = script.module.gae, count(1)
+
+        def interrupted(*inputs):
+            if next(calls) == nth:
+                raise KeyboardInterrupt
+            return gae(*inputs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(script.module, "gae", interrupted)
+            patch.setattr(sys, "argv", [script.path.name, *flags_of(script)])
+            with pytest.raises(SystemExit) as stop:
+                script.module.main()
+        return stop.value.code
+
+    assert said(1) == "stopped; start again"
+    shutil.rmtree("runs")
+    assert said(2) == f"stopped; --resume {the_run()} goes on"
+    script.module.load_checkpoint(the_run())
+
+
+# -- longer runs, finished runs, other runs' weights --
+@scripts
+def test_without_annealing_a_run_can_be_made_longer(script, folder):
+    """It ends where one that was meant to be as long from the start ends."""
+    steady = {"env_id": script.env("Steady")} | dict.fromkeys(script.annealing, False)
+    folder("long")
+    long = train(script, **steady)
+    folder("short")
+    short = train(script, **steady, total_timesteps=128)
+    message = message_of(script, "--resume", str(short))
+    assert lacks(message, ["finished", "--evaluate", "--total-timesteps makes it longer"]) == []
+    resume(script, short, "--total-timesteps", "256")
+    assert_same_run(short, long)
+
+
+@scripts
+def test_what_anneals_cannot_be_made_longer_and_the_message_says_how(script, finished):
+    run_dir = finished(script)
+    checkpoint, constant = checkpoint_of(run_dir), dict.fromkeys(script.annealing, False)
+    for name in script.annealing:
+        checkpoint["args"] |= constant | {name: True}
+        torch.save(checkpoint, run_dir / "checkpoint.pt")
+        message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "9999")
+        assert lacks(message, ["--total-timesteps", "--no-anneal-lr"]) == [], name
+    checkpoint["args"] |= constant
+    torch.save(checkpoint, run_dir / "checkpoint.pt")
+    message = message_of(script, "--resume", str(run_dir), "--total-timesteps", "128")
+    assert "total_timesteps (256 to 128)" in message  # shorter it cannot be either
+
+
+@scripts
+def test_a_finished_run_is_refused_and_left_alone(script, finished, monkeypatch):
+    run_dir = finished(script)
+    before = contents(Path())
+    assert "finished" in message_of(script, "--resume", str(run_dir))
+    args = checkpoint_of(run_dir)["args"] | {"resume": str(run_dir)}
+    with pytest.raises(script.module.Refused, match="finished"):
+        script.module.train(script.module.Args(**args))
+    assert contents(Path()) == before
+
+
+@scripts
+def test_init_from_begins_with_weights_and_statistics_of_another_run(script, finished, folder):
+    """And with nothing else: its own steps, its own rates, another length; --resume wins."""
+    small = finished(script).resolve()
+    folder("second")
+    first = checkpoint_of(small)
+    still = {"init_from": str(small), "learning_rate": 1e-30, "exp_name": "second"}
+    still |= {"max_kl": 1e-30} if "max_kl" in vars(script.module.Args()) else {}
+    still |= {"num_envs": 4, "total_timesteps": 512}
+    run_dir = killed(script, "after renaming", 2, lambda: train(script, **still))
+    resume(script, run_dir)
+    second = checkpoint_of(run_dir)
+    assert second["iteration"] == 4
+    for name, weight in first["agent"].items():
+        torch.testing.assert_close(second["agent"][name], weight, rtol=0, atol=1e-6)
+    for name in {"obs_rms", "return_rms"} & first.keys():
+        assert second[name][2] > first[name][2] + 500  # counts of samples: it goes on from there
+    assert second["args"]["init_from"] == still["init_from"]
+
+
+@each_text_of("load_weights", "load_checkpoint")
+def test_init_from_what_does_not_fit_is_refused(script, finished):
+    run_dir = finished(script)
+    other = script.env("Steady")
+    assert "another network" in refusal(script, env_id=other, init_from=str(run_dir))
+    assert lacks(refusal(script, init_from="nowhere"), ["no checkpoint", "nowhere"]) == []
+
+
+# -- configuration of a run --
+@each_text_of("check_runs")
+@pytest.mark.parametrize("how", ["resume", "evaluate"])
+def test_a_run_keeps_its_configuration(script, how, finished, everything_is_there):
+    """Flag by flag: what does not change what is learned may differ, the rest may not."""
+    run_dir = finished(script)
+    module, wrong = script.module, []
+    checkpoint = checkpoint_of(run_dir)
+    torch.save(checkpoint | {"iteration": 2}, run_dir / "checkpoint.pt")  # not finished
+    stored, none = checkpoint["args"], {"target_kl": 0.5, "max_kl_final": 0.5}
+    for field in fields(module.Args):
+        name, old = field.name, stored[field.name]
+        if name in ("resume", "evaluate"):
+            continue
+        new = none.get(name, "x") if old is None else other_value(field, old)
+        try:
+            args = module.Args(**stored | {how: str(run_dir), name: new})
+            module.check_args(args)
+            module.check_runs(args, module.load_checkpoint(run_dir), None)
+            if name not in script.free:
+                wrong.append((name, "accepted"))
+        except module.Refused as error:
+            named = f"{name} ({old} to {new})" in str(error) or name == "total_timesteps"
+            if name in script.free or not named:
+                wrong.append((name, str(error)))
+    assert wrong == []
+
+
+@each_text_of("parse_args")
+def test_flags_of_the_run_are_the_defaults(script, finished):
+    run_dir = finished(script)
+    before = contents(Path())
+    default = script.module.Args().num_steps
+    args = script.module.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "3"])
+    stored = checkpoint_of(run_dir)["args"]
+    assert vars(args) == stored | {"evaluate": str(run_dir), "eval_episodes": 3}
+    message = message_of(script, "--evaluate", str(run_dir), "--num-steps", str(default))
+    assert f"num_steps (32 to {default})" in message and contents(Path()) == before
+
+
+# -- bad input --
+@scripts
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, -math.inf])
+def test_every_number_is_checked(script, value):
+    """A flag takes 0 or less only where the registry says that it means something."""
+    wrong, module = [], script.module
+    optional = ("target_kl", "max_kl_final")
+    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name in optional]
+    assert len(numbers) > 15
+    for field in numbers:
+        flag = f"--{field.name.replace('_', '-')}"
+        allowed = value == 0 and field.name in script.zero
+        allowed |= value == -1 and field.name in script.negative
+        try:
+            module.check_args(module.Args(**{field.name: value}))
+            if not allowed:
+                wrong.append((flag, "accepted"))
+        except module.Refused as error:
+            if allowed or flag not in str(error):
+                wrong.append((flag, str(error)))
+    assert wrong == []
+
+
+BAD_FLAGS = {
+    "--num-envs 3 --num-steps 5 --num-minibatches 4": ["3 * 5", "--num-minibatches (4)"],
+    "--num-minibatches 9999999": ["--num-minibatches (9999999)"],
+    "--num-envs 2 --num-steps 32 --total-timesteps 63 --num-minibatches 1": ["(63)", "2 * 32"],
+    "--gamma 1.5": ["--gamma (1.5)"],
+    "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
+    "--env-id ./my_env:Own-v0": ["--env-id (./my_env:Own-v0)"],
+    "--resume nowhere": ["no checkpoint", "nowhere"],
+    "--evaluate nowhere": ["no checkpoint", "nowhere"],
+    "--resume ''": ["--resume", "directory"],  # a shell's variable that is not set
+    "--evaluate ''": ["--evaluate", "directory"],
+    "--init-from nowhere": ["no checkpoint", "nowhere"],
+}
+
+
+@each_text_of("check_args", "parse_args")
+@pytest.mark.parametrize("flags", BAD_FLAGS)
+def test_bad_flags_are_named_with_their_numbers(script, flags):
+    message = message_of(script, *flags_of(script), *shlex.split(flags))
+    assert lacks(message, BAD_FLAGS[flags]) == [] and not list(Path().glob("runs/*"))
+
+
+@some(row for row in NEW.values() if "C08" in row.details)
+def test_minibatches_of_one_sample_are_not_normalized(script):
+    """Less its own mean every advantage is 0, and the policy learns nothing."""
+    flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
+    assert lacks(message_of(script, *flags), ["2 * 4", "--no-norm-adv"]) == []
+    for size, norm_adv in ((2, True), (1, False)):
+        fits = {"num_minibatches": 8 // size, "norm_adv": norm_adv}
+        script.module.parse_args(flags_of(script, num_envs=2, num_steps=4, **fits))
+
+
+@scripts
+def test_unknown_choices_and_flags_end_in_the_parser(script, capsys):
+    """Every string of Literal, types, and what is no flag, are tyro's to refuse."""
+    bad = {"--no-such-flag 1": ["--no-such-flag"], "--num-envs nan": ["--num-envs"]}
+    for flags, words in (bad | script.bad_flags).items():
+        with pytest.raises(SystemExit) as stop:
+            script.module.parse_args(flags.split())
+        assert stop.value.code == 2 and lacks("".join(capsys.readouterr()), words) == []
+
+
+UNKNOWN = {
+    "Nothing-v0": ["--env-id", "Nothing-v0"],
+    "CartPole-v99": ["--env-id", "CartPole-v99"],
+    "no_such_module:CartPole-v1": ["--env-id", "no_such_module"],
+    "json:Nothing-v0": ["--env-id", "json:Nothing-v0"],
+}
+
+
+@scripts
+@pytest.mark.parametrize("capture_video", [False, True])
+def test_environments_that_do_not_fit_are_named_and_nothing_stays(script, capture_video):
+    for env_id, words in (UNKNOWN | script.wrong_env).items():
+        flags = [*flags_of(script, capture_video=capture_video), "--env-id", *env_id.split()]
+        assert lacks(message_of(script, *flags), words) == [], env_id
+    assert contents(Path()) == {} and not list(Path().glob("runs/*"))
+
+
+@pytest.mark.timeout(60)  # where it is not refused it hangs
+@each_text_of("check_args")
+def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finished):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
+    monkeypatch.setattr(script.module, "find_spec", lambda name: None)
+    assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    env = {"env_id": script.env("Screen"), "capture_video": True}
+    assert "moviepy" in message_of(script, *flags_of(script, **env)).lower()
+    run_dir = finished(script)
+    flags = ["--evaluate", str(run_dir), "--eval-episodes", "0"]
+    assert "--eval-episodes" in message_of(script, *flags)
+    message = message_of(script, "--evaluate", str(run_dir), "--resume", str(run_dir))
+    assert lacks(message, ["--resume", "--evaluate"]) == []
+    if script in ROBOTS:  # a renderer that is forked hangs
+        flags = flags_of(script, env_backend="async", capture_video=True)
+        assert lacks(message_of(script, *flags), ["--capture-video", "--env-backend sync"]) == []
+
+
+@scripts
+def test_flags_of_cleanrl_parse_in_its_order_with_its_defaults(script, everything_is_there):
+    check_flags_of_cleanrl(script)
+    published = {"ppo": (500_000, 2.5e-4, 4, 128, 4, 4, 0.01)}  # e648ee2
+    published["ppo_continuous_mujoco"] = (1_000_000, 3e-4, 1, 2048, 32, 10, 0.0)
+    names = (
+        "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs ent_coef"
+    )
+    args = script.module.Args()
+    if script.name in published:
+        assert tuple(getattr(args, name) for name in names.split()) == published[script.name]
+        rest = (args.gamma, args.gae_lambda, args.clip_coef, args.vf_coef, args.max_grad_norm)
+        assert rest == (0.99, 0.95, 0.2, 0.5, 0.5)
+        assert args.anneal_lr and args.norm_adv and args.clip_vloss and args.target_kl is None
+
+
+@scripts
+def test_help_shows_every_flag_with_its_own_words(script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        script.module.parse_args(["--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert stop.value.code in (0, None)
+    for field in fields(script.module.Args):
+        assert re.search(f"--{field.name.replace('_', '-')}[ ,]", shown), field.name
+    assert "learning rate of Adam" in shown
+
+
+def train_tiny(name: str, changes: dict) -> None:
+    train(NEW[name], **changes)
+
+
+@each_text_of("require")
+def test_what_is_refused_in_a_pool_or_a_sweep_is_an_exception(script):
+    """A SystemExit alone would end a worker, and the pool would wait for ever."""
+    caught = []
+    for gamma in (2.0, 0.9):
+        try:
+            train(script, gamma=gamma, total_timesteps=64)
+        except Exception as error:
+            caught.append(error)
+    assert len(caught) == 1 and isinstance(caught[0], SystemExit) and "--gamma" in str(caught[0])
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        waiting = pool.apply_async(train_tiny, (script.name, {"gamma": 2.0}))
+        with pytest.raises(script.module.Refused, match=r"--gamma \(2.0\)"):
+            waiting.get(timeout=60)
+
+
+@each_text_of("save_checkpoint", "main")
+def test_the_settings_of_a_sweep_are_left_as_they_were(script):
+    """The same object again, with another seed, is another run."""
+    args = script.module.Args(**script.tiny)
+    before = dict(vars(args))
+    script.module.train(args)
+    assert vars(args) == before
+
+
+# -- bad checkpoints, disks --
+@each_text_of("load_checkpoint", "main")
+@pytest.mark.parametrize("how", [x for x in SPOILT if x not in ("older flags", "only arguments")])
+def test_a_bad_checkpoint_is_refused_in_one_line_and_left_alone(script, how, finished):
+    run_dir = finished(script)
+    spoil(run_dir, how)
+    before = contents(Path())
+    for flag in ("--resume", "--evaluate"):
+        assert str(run_dir / "checkpoint.pt") in message_of(script, flag, str(run_dir))
+    assert "checkpoint.pt" in refusal(script, resume=str(run_dir))
+    assert contents(Path()) == before and not Path("owned").exists()
+
+
+@scripts
+def test_a_checkpoint_of_another_shape_or_script_is_refused(script, finished):
+    run_dir = finished(script)
+    checkpoint = checkpoint_of(run_dir)
+    changes = {"env_id": script.env("Steady"), "eval_episodes": 1}
+    checkpoint["args"] |= changes
+    torch.save(checkpoint | {"iteration": 2}, run_dir / "checkpoint.pt")
+    before = contents(Path())
+    for flag in ("--resume", "--evaluate"):
+        assert "another network" in message_of(script, flag, str(run_dir))
+        assert contents(Path()) == before
+        for other in NEW.values():
+            if other is not script:
+                message_of(other, flag, str(run_dir))  # one line
+
+
+@each_text_of("save_checkpoint", "Log.episode")
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_full_disk_keeps_the_checkpoint_before(script, nth, monkeypatch):
+    """No file may grow past 4 kB from the n-th checkpoint on, which is larger."""
+    limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), count(1)
+    save = script.module.save_checkpoint
+
+    def full(*args):
+        if next(calls) == nth:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        save(*args)
+
+    monkeypatch.setattr(script.module, "save_checkpoint", full)
+    try:
+        with pytest.raises((OSError, RuntimeError)):
+            train(script)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run_dir = the_run().resolve()
+    assert (run_dir / "checkpoint.pt").exists() == (nth > 1)
+    if nth > 1:
+        assert checkpoint_of(run_dir)["iteration"] == nth - 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files")
+@each_text_of("save_checkpoint")
+def test_what_a_checkpoint_says_is_on_the_disk_before_it(script, monkeypatch):
+    """Also after a power cut, which keeps only what was synchronized."""
+    fsync, names = os.fsync, []
+
+    def watched(file):
+        names.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    monkeypatch.setattr(script.module.os, "fsync", watched)
+    run_dir = train(script, total_timesteps=128)
+    assert names == ["episodes.csv", "checkpoint.tmp"] * 2
+    assert checkpoint_of(run_dir)["episodes_size"] > 20
+
+
+@each_text_of("Log.__init__")
+def test_a_checkpoint_without_its_episodes_is_refused(script):
+    """Copied alone into another directory, say."""
+    run_dir = killed(script, "after renaming", 3, lambda: train(script))
+    episodes = (run_dir / "episodes.csv").read_bytes()
+    size = checkpoint_of(run_dir)["episodes_size"]
+    (run_dir / "episodes.csv").write_bytes(episodes[: size - 2])
+    assert "episodes.csv" in message_of(script, "--resume", str(run_dir))
+    assert (run_dir / "episodes.csv").read_bytes() == episodes[: size - 2]
+
+
+# -- names and files --
+NAMES = ["lr=3e-4,clip=0.1", "try#2", "../../outside", "x" * 300, "", "a/b", "é: ü\n"]
+
+
+@each_text_of("new_run_dir")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_any_characters_makes_one_directory_below_runs(script, name, tmp_path):
+    below = tmp_path / "some" / "where"
+    below.mkdir(parents=True)
+    os.chdir(below)
+    run_dir = train(script, exp_name=name, total_timesteps=64)
+    assert [run_dir] == [path.resolve() for path in Path("runs").iterdir()]
+    assert [path for path in tmp_path.rglob("*") if path.is_dir()][2:] == [below / "runs", run_dir]
+    assert re.fullmatch(r"[^/\\#?%:]{1,128}", run_dir.name)  # what W&B takes as an id
+
+
+@each_text_of("new_run_dir")
+def test_runs_of_one_second_never_share_a_directory(script, monkeypatch):
+    clock = count(1_700_000_000_000_000)  # microseconds
+    monkeypatch.setattr(script.module.time, "time", lambda: next(clock) / 1e6)
+    runs = {train(script, total_timesteps=64) for _ in range(3)}
+    assert len(runs) == 3 == len(list(Path("runs").iterdir()))
+
+
+@each_text_of("Log.__init__", "provenance", "new_run_dir", "save_checkpoint")
+def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--exp-name", "two words"])
+    run_dir = train(script)
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["args"] == vars(script.module.Args(**script.tiny))
+    assert config["command"] == "script.py --exp-name 'two words'"
+    assert config["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
+    assert config["versions"]["gymnasium"] == gym.__version__
+    assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?|", config["commit"])
+    assert (run_dir / script.path.name).read_bytes() == script.path.read_bytes()
+    files = {file.name.split(".tfevents")[0] for file in run_dir.iterdir()}
+    expected = {"config.json", "episodes.csv", "checkpoint.pt", script.path.name, "events.out"}
+    assert files == expected
+    name = rf"{script.tiny['env_id']}__{script.name}__1__\d{{10}}"
+    assert re.fullmatch(name, run_dir.name) and run_dir.parent.name == "runs"
+    assert re.match(r"step,return,length,seconds\n\d+,", (run_dir / "episodes.csv").read_text())
+    (file,) = run_dir.glob("events*")
+    assert b"|num_steps|32|" in file.read_bytes()  # the hyperparameters as text
+
+
+@each_text_of("provenance")
+def test_without_git_there_is_no_commit(script, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    run_dir = train(script, total_timesteps=64)
+    assert json.loads((run_dir / "config.json").read_text())["commit"] == ""
+
+
+@each_text_of("Log.iteration", "Log.episode", "Log.close", "train: log and checkpoint")
+def test_tags_are_those_documented(script):
+    run_dir = train(script, eval_episodes=1)
+    scalars = scalars_of(run_dir)
+    assert scalars.keys() == script.tags
+    assert [step for step, _ in scalars["losses/policy_loss"]] == [64, 128, 192, 256]
+    assert [step for step, _ in scalars["eval/episodic_return"]] == [256]
+    assert all(math.isfinite(value) for tag in scalars.values() for _, value in tag)
+    steps, returns, lengths = zip(*episodes_of(run_dir))
+    for name, values in (("return", returns), ("length", lengths)):
+        logged = zip(*scalars[f"charts/episodic_{name}"])
+        assert next(logged) == steps and next(logged) == pytest.approx(values)
+
+
+@each_text_of("Log.iteration")
+def test_losses_that_are_not_finite_stop_the_run(script):
+    """The reward is NaN from step 40, in iteration 2, on."""
+    message = refusal(script, env_id=script.env("Poisoned"))
+    assert message.startswith("error: the losses are not finite: ") and "nan" in message
+    checkpoint = checkpoint_of(the_run())
+    assert checkpoint["iteration"] == 1
+    assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
+
+
+@each_text_of("Log.step", "Log.__init__", "train: rollout")
+def test_the_bar_moves_in_the_rollout(script, monkeypatch):
+    moves, updates = [], []
+    step, gae = script.module.Log.step, script.module.gae
+    monkeypatch.setattr(script.module.Log, "step", lambda log, n: moves.append(n) or step(log, n))
+    monkeypatch.setattr(script.module, "gae", lambda *x: updates.append(sum(moves)) or gae(*x))
+    train(script)
+    assert moves == [2] * 128 and updates == [64, 128, 192, 256]
+
+
+# -- a copy of one's own --
+def copied_script(script: Script, path: Path, line: str):
+    """The script with a line at the end of its `Args`, as a module."""
+    place = "\n    @property\n    def batch_size"
+    assert script.source.count(place) == 1
+    path.write_text(script.source.replace(place, f"    {line}\n{place}"))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # where dataclasses look
+    spec.loader.exec_module(module)
+    return module
+
+
+OWN = [("my_coef: float = 0.0", "-0.5", -0.5), ("warmup: int = -1", "-3", -3)]
+OWN += [("tag: str = ''", "x y", "x y"), ("schedule: tuple[int, ...] = ()", "3", (3,))]
+
+
+@each_text_of("check_args", "check_runs", "Log.__init__", "parse_args")
+@pytest.mark.parametrize("line, word, value", OWN, ids=[line for line, _, _ in OWN])
+def test_a_flag_of_ones_own_works_in_a_copy(script, line, word, value, tmp_path):
+    """Any name, any value: no list in the script has to know it."""
+    name = line.partition(":")[0]
+    module = copied_script(script, tmp_path / f"my_{script.name}.py", f"{line}  # mine")
+    flag = f"--{name.replace('_', '-')}"
+    flags = flags_of(script, **dict.fromkeys(script.annealing, False))
+    args = module.parse_args([*flags, flag, word])
+    assert getattr(args, name) == value and f"my_{script.name}" == args.exp_name
+    run_dir = Path(module.train(args)["run_dir"])
+    longer = ["--resume", str(run_dir), "--total-timesteps", "512"]
+    assert getattr(module.parse_args(longer), name) == value
+    module.train(module.parse_args(longer))
+    with pytest.raises(module.Refused, match=f"cannot change {name} "):
+        module.train(module.parse_args([*longer, flag, "7"]))
+    args = module.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "1"])
+    assert len(module.evaluate(args, run_dir)) == 1
+    sys.modules.pop(module.__name__)
+
+
+@scripts
+def test_importing_a_script_starts_nothing(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--no-such-flag"])
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a process"))
+
+    def state() -> list:
+        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        generators = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1:3]
+        return [handlers, str(generators), threading.active_count(), sorted(os.environ)]
+
+    before = state()
+    spec = importlib.util.spec_from_file_location("imported_again", script.path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "imported_again", module)
+    spec.loader.exec_module(module)
+    assert state() == before
+    assert list(tmp_path.iterdir()) == [] and "".join(capsys.readouterr()) == ""
+    assert module.Args().exp_name == script.name
+
+
+# -- what an environment may return --
+PLAIN = ("PlainEnv.reset", "PlainEnv.step", "PlainEnv.plain")
+
+
+@each_text_of(*PLAIN, "train: rollout")
+@pytest.mark.parametrize("name", ["Infos", "RewardArray", "RewardTensor", "RewardBool"])
+def test_infos_of_any_type_and_rewards_of_any_shape_of_one_number(script, name):
+    """In training and in evaluation."""
+    run_dir = train(script, env_id=script.env(name), eval_episodes=2)
+    episodes = episodes_of(run_dir)
+    assert_whole(run_dir, script.module.Args(**script.tiny), length=8)
+    if name != "Infos":
+        assert {value for _, value, _ in episodes} == {8.0}
+        assert scalars_of(run_dir)["eval/episodic_return"] == [(256, 8.0)]
+
+
+@some(ROBOTS[:1])
+@pytest.mark.parametrize("name", ["Infos", "RewardArray"])
+def test_what_async_workers_return_is_the_same(script, name, folder):
+    runs = []
+    for backend in ("sync", "async"):
+        folder(backend)
+        runs.append(train(script, env_id=script.env(name), env_backend=backend))
+    assert torch.equal(*map(weights_of, runs)) and len(episodes_of(runs[1])) == 32
+
+
+def test_a_reward_of_two_numbers_is_refused_with_its_shape():
+    message = refusal(NEW["ppo"], env_id="RewardPairDiscrete-v0")
+    assert lacks(message, ["(2,)", "shape"]) == []
+
+
+@each_text_of(*PLAIN, "train: rollout", "evaluate")
+@pytest.mark.parametrize("kind", envs.Odd.KINDS)
+def test_observations_of_odd_shape_and_dtype(script, kind, monkeypatch):
+    """The networks see the same in training and in evaluation, or one line says why not."""
+    space, _, meant = envs.Odd.KINDS[kind]
+    env = {"env_id": script.env(f"Odd{list(envs.Odd.KINDS).index(kind)}"), "total_timesteps": 64}
+    env |= {"norm_obs": False} if script in ROBOTS else {}
+    if meant is None:
+        assert lacks(refusal(script, **env), ["shape", f"{space.shape}"]) == []
+        return
+    seen, acts = [], script.module.Agent.act
+
+    def watched(agent, obs, *args, **kwargs):
+        seen.append(obs.clone())
+        return acts(agent, obs, *args, **kwargs)
+
+    monkeypatch.setattr(script.module.Agent, "act", watched)
+    values, get_value = [], script.module.Agent.get_value
+    monkeypatch.setattr(
+        script.module.Agent, "get_value", lambda agent, x: values.append(x) or get_value(agent, x)
+    )
+    train(script, **env, eval_episodes=1)
+    assert len(seen) > 8 and len(values) > 1
+    for obs in seen + values:
+        assert obs.dtype == torch.float32
+        np.testing.assert_array_equal(obs, np.broadcast_to(np.float32(meant), obs.shape))
+
+
+@each_text_of("make_env", "train: rollout", "main")
+def test_an_exception_of_the_environment_keeps_its_traceback(script):
+    """It is the user's own and no line of ours."""
+    for name, error in (("Failing", FileNotFoundError), ("Broken", ConnectionRefusedError)):
+        with pytest.raises(error) as caught:
+            train(script, env_id=script.env(name), exp_name=name)
+        assert any(frame.name in ("reset", "__init__") for frame in caught.traceback)
+
+
+@each_text_of("PlainEnv.__init__", "PlainEnv.step")
+def test_the_environment_gets_actions_of_its_own_space(script):
+    """tests/envs.py asserts it: Discrete counted from 5, float32 for the Box."""
+    run_dir = train(script, env_id=script.env("Steady"), eval_episodes=1)
+    assert len(episodes_of(run_dir)) == 32
+
+
+# -- evaluation --
+@scripts
+def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys):
+    run_dir = finished(script)
+    before = contents(Path())
+    at_the_end = scalars_of(run_dir)["eval/episodic_return"]  # of two episodes
+    sampled, again = (play(script, run_dir, "--eval-episodes", "6") for _ in range(2))
+    assert sampled == again and len(sampled) == 6 and len(set(sampled)) > 1
+    assert f"{np.mean(sampled):.1f}" in capsys.readouterr().out
+    two = play(script, run_dir, "--eval-episodes", "2")
+    assert [value for _, value in at_the_end] == pytest.approx([np.mean(two)])
+    assert contents(Path()) == before
+
+
+@scripts
+def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
+    """Greedy episodes by hand: the network in NumPy, observations normalized as stored."""
+    run_dir = finished(script)
+    returns = play(script, run_dir, "--eval-episodes", "3", "--eval-deterministic")
+    checkpoint = checkpoint_of(run_dir)
+    weights = {name: tensor.double().numpy() for name, tensor in checkpoint["agent"].items()}
+    first = script.module.env_seed(script.module.Args(**checkpoint["args"])) + 900_000
+    env, expected = gym.make(script.tiny["env_id"]), []
+    for episode in range(3):
+        obs, over, total = env.reset(seed=first + episode)[0], False, 0.0
+        while not over:
+            action = script.by_hand(weights, checkpoint, obs.astype(np.float64))
+            obs, reward, terminated, truncated, _ = env.step(action)
+            over, total = terminated or truncated, total + reward
+        expected.append(total)
+    assert returns == pytest.approx(expected)
+
+
+# -- pictures --
+def frames_of(script: Script, env, steps: int, monkeypatch) -> list[list[int]]:
+    """Brightness of the frames of each video of some steps."""
+    videos, write = [], script.module.Video.stop_recording
+
+    def watched(video):
+        videos.append([int(frame.max()) for frame in video.recorded_frames])
+        write(video)
+
+    monkeypatch.setattr(script.module.Video, "stop_recording", watched)
+    env.reset(seed=1)
+    for _ in range(steps):
+        action = 0 if script.discrete else np.zeros(2, np.float32)
+        *_, terminated, _, _ = env.step(action)
+        if terminated:
+            env.reset()
+    env.close()
+    return videos
+
+
+def filmed_env(script: Script, name: str):
+    args = script.module.Args(**script.tiny | {"env_id": script.env(name), "capture_video": True})
+    return script.module.make_env(args, Path("videos"))
+
+
+@filmed
+@each_text_of("PlainEnv.render", "Video.step", "make_env")
+def test_a_video_of_a_buffer_that_is_reused(script, monkeypatch):
+    """Each frame as it was drawn."""
+    (video, *_) = frames_of(script, filmed_env(script, "Screen"), 8, monkeypatch)
+    assert video == [20 * t for t in range(9)]
+    assert list(Path("videos").glob("*.mp4"))
+
+
+@filmed
+@each_text_of("Video.step")
+def test_a_video_of_an_endless_episode_is_bounded(script, monkeypatch):
+    monkeypatch.setattr(gym.wrappers.RecordVideo, "stop_recording", stop_without_a_file)
+    (video,) = frames_of(script, filmed_env(script, "Endless"), 1600, monkeypatch)
+    assert 1490 <= len(video) <= 1510
+
+
+def stop_without_a_file(video) -> None:
+    """Instead of encoding a minute of frames."""
+    video.recorded_frames, video.recording = [], False
+
+
+@each_text_of("make_env")
+@pytest.mark.parametrize("name", ["Blind", "BlindToo"])
+def test_an_environment_that_cannot_be_filmed_is_refused_in_one_line(script, name):
+    flags = flags_of(script, env_id=script.env(name), capture_video=True)
+    assert "--capture-video" in message_of(script, *flags)
+    train(script, env_id=script.env(name), total_timesteps=64)
+
+
+# -- the fast path --
+def acting(script: Script, agent, obs: np.ndarray):
+    """`numpy_act` of 3 steps, without its draws: the means that it computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn", lambda *shape: torch.zeros(*shape))
+        act = script.module.numpy_act(agent, obs, 3)
+        return act(obs)
+
+
+def agent_of(script: Script, scale: float = 1.0, seed: int = 0, **changes):
+    torch.manual_seed(seed)
+    spaces = gym.spaces.Box(-np.inf, np.inf, (8,)), gym.spaces.Box(-1, 1, (6,))
+    agent = script.module.Agent(*spaces, script.module.Args(ortho_init=False, **changes))
+    rng = np.random.default_rng(seed)
+    return agent, (rng.normal(size=(64, 8)) * np.geomspace(1, scale, 8)).astype(np.float32)
+
+
+class Doubled(torch.nn.Linear):
+    """A module of one's own."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+UNKNOWN_LAYERS = {
+    "LayerNorm": lambda: torch.nn.LayerNorm(64),
+    "GELU": torch.nn.GELU,
+    "Doubled": lambda: Doubled(64, 64),
+    "Sequential": lambda: torch.nn.Sequential(torch.nn.Tanh()),
+}
+
+
+@each_policy
+@pytest.mark.parametrize("name", UNKNOWN_LAYERS)
+def test_a_layer_that_numpy_does_not_know_falls_back(script, name, capsys, monkeypatch):
+    """Slower, but right: what is played is what the agent computes."""
+    init = script.module.Agent.__init__
+
+    def edited(agent, *args):
+        init(agent, *args)
+        agent.actor_mean.insert(2, UNKNOWN_LAYERS[name]())
+
+    monkeypatch.setattr(script.module.Agent, "__init__", edited)
+    agent, obs = agent_of(script)
+    expected = agent.act(torch.from_numpy(obs), greedy=True).numpy()
+    np.testing.assert_array_equal(acting(script, agent, obs), expected)
+    train(script)
+    said = capsys.readouterr().err
+    assert said.count("agent.act acts, slower") == 1 and name in said
+
+
+EDITS = {  # of get_policy(agent, obs), by the policy that it was
+    "mean": lambda policy: Normal(policy.mean + 0.1, policy.stddev),
+    "scale": lambda policy: Normal(1.5 * policy.mean, policy.stddev),
+    "deviation": lambda policy: Normal(policy.mean, 1.1 * policy.stddev),
+}
+
+
+@each_policy
+@pytest.mark.parametrize("name", EDITS)
+def test_another_policy_falls_back_with_one_line(script, name, capsys, monkeypatch):
+    """Whatever differs from the policy of the loss: with another deviation no ratio were right."""
+    get_policy = script.module.Agent.get_policy
+    edited = lambda agent, obs: EDITS[name](get_policy(agent, obs))  # noqa: E731
+    monkeypatch.setattr(script.module.Agent, "get_policy", edited)
+    agent, obs = agent_of(script)
+    expected = agent.act(torch.from_numpy(obs), greedy=True).numpy()
+    np.testing.assert_array_equal(acting(script, agent, obs), expected)
+    assert "numpy_act does not do what agent.act does" in capsys.readouterr().err
+
+
+@each_policy
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("power", [0, 3, 6, 9])
+def test_large_observations_are_no_false_alarm(script, activation, power, capsys):
+    """Prices and volumes in their own units: the tolerance is relative to the largest action."""
+    for seed in range(20):
+        agent, obs = agent_of(script, 10.0**power, seed, activation=activation, norm_obs=False)
+        agent.double()
+        exact = agent.act(torch.from_numpy(obs).double(), greedy=True).numpy()
+        agent.float()
+        got = acting(script, agent, obs)
+        np.testing.assert_allclose(got, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
+    assert capsys.readouterr().err == ""
+
+
+@each_policy
+def test_numpy_draws_for_each_step_what_torch_would(script):
+    """The noise of a rollout at once, in the order of the steps, scaled by the deviations."""
+    agent, obs = agent_of(script)
+    agent.actor_logstd.data = torch.linspace(-2, 1, 6)
+    torch.manual_seed(5)
+    act = script.module.numpy_act(agent, obs, 3)
+    got = np.array([act(obs) for _ in range(3)])
+    torch.manual_seed(5)
+    noise = torch.randn(3, 64, 6)
+    mean = agent.act(torch.from_numpy(obs), greedy=True)
+    expected = mean + agent.actor_logstd.detach().exp() * noise
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert got.dtype == np.float32
+
+
+# -- processes --
+@pytest.mark.e2e
+@scripts
+def test_kill_9_resume_kill_9_resume(script, tmp_path):
+    """By the command line alone. While it runs, a second process is refused."""
+    size = {"env_id": f"envs:{script.env('Steady')}", "total_timesteps": 25_600}
+    flags = flags_of(script, **size, eval_episodes=1)
+    how = {"env": os.environ | PACKAGES, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    draw, words = random.Random(script.name), flags
+    for _ in range(2):
+        running = subprocess.Popen(command(script, *words), **how)
+        path = tmp_path / "runs"
+        age = lambda: max((f.stat().st_mtime_ns for f in path.glob("*/checkpoint.pt")), default=0)  # noqa: E731
+        for _ in range(4):
+            last = age()
+            wait_for(lambda: age() > last, running)
+        if words is flags:
+            second = process(script, "--resume", str(the_run()), env=os.environ | PACKAGES)
+            assert second.returncode == 1 and "another process is training" in second.stderr
+        time.sleep(draw.uniform(0, 0.05))
+        running.kill()
+        running.communicate()
+        assert running.returncode == -signal.SIGKILL
+        assert checkpoint_of(the_run())["iteration"] < 400
+        words = ["--resume", str(the_run())]
+    done = process(script, *words, env=os.environ | PACKAGES)
+    assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
+    args = script.module.Args(**script.tiny | size)
+    assert checkpoint_of(the_run())["iteration"] == args.num_iterations == 400
+    assert_whole(the_run(), args, length=8)
+
+
+@pytest.mark.e2e
+@each_text_of("main", "make_envs")
+def test_ctrl_c_is_one_line(script, tmp_path):
+    """A terminal sends SIGINT to the whole process group, workers included."""
+    backend = {"env_backend": "async"} if script in ROBOTS else {}
+    flags = flags_of(script, total_timesteps=10_000_000, **backend)
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    how |= {"start_new_session": True}
+    how["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # jobs may ignore it
+    running = subprocess.Popen(command(script, *flags), **how)
+    wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")), running)
+    os.killpg(running.pid, signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    # Gymnasium's destructor complains where its workers answered Ctrl-C before this process did
+    ours, _, _ = err.partition("Exception ignored in: <function AsyncVectorEnv")
+    assert running.returncode == 1 and "Traceback" not in ours, err
+    assert f"stopped; --resume runs/{the_run().name} goes on" in err  # perhaps behind the bar
+    script.module.load_checkpoint(the_run())
+
+
+@pytest.mark.e2e
+@scripts
+def test_a_script_runs_alone_in_an_empty_directory(script, tmp_path):
+    shutil.copy(script.path, tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    flags = flags_of(script, eval_episodes=1)
+    done = process(script, *flags, path=Path(script.path.name), env=environment)
+    assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
+    assert not re.search(r"(?<!Deprecation)Warning|Error|Traceback", done.stderr), done.stderr
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names <= {script.path.name, "runs", "__pycache__"}
+    assert f"--resume runs/{the_run().name}" in done.stdout
+    done = process(script, "--evaluate", str(the_run()), path=Path(script.path.name))
+    assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.e2e
+@each_text_of("main", "require")
+def test_one_line_or_a_traceback_ends_a_process(script, tmp_path):
+    done = process(script, "--num-minibatches", "9999999")
+    assert done.returncode == 1 and done.stdout == "" and list(tmp_path.iterdir()) == []
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    flags = flags_of(script, env_id=f"envs:{script.env('Failing')}")
+    done = process(script, *flags, env=os.environ | PACKAGES)
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    assert "part_3.csv" in done.stderr and "envs.py" in done.stderr
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.e2e
+@each_text_of("start_wandb", "Log.__init__")
+def test_tracking_works_offline(script, tmp_path):
+    """With the real wandb: two processes, one run, and nothing of W&B in what TensorBoard reads."""
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    environment.pop("WANDB_SERVICE", None)  # of a tracked run in this process
+    constant = dict.fromkeys(script.annealing, False)
+    flags = flags_of(script, track=True, exp_name="lr=3e-4,clip:0.1", **constant)
+    done = process(script, *flags, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    longer = ["--resume", str(the_run()), "--total-timesteps", "512"]
+    done = process(script, *longer, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "wandb"] == ["runs"]
+    events = [path for path in tmp_path.glob("runs/**/*tfevents*") if path.is_file()]
+    assert len(events) == 2 and {path.parent for path in events} == {tmp_path / the_run()}
+    assert size_of(tmp_path / "runs") < 1_000_000
+    files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2 and {x.name for x in files} == {f"run-{the_run().name}.wandb"}
+    assert all(b"losses/value_loss" in file.read_bytes() for file in files)
+    assert size_of(tmp_path / "wandb") < 20 * sum(file.stat().st_size for file in events) + 500_000
+    assert_whole(the_run(), script.module.Args(**script.tiny | {"total_timesteps": 512}))
+
+
+@pytest.mark.e2e
+def test_runs_of_one_process_are_tracked_apart():
+    """As in a sweep: each has its own run of the real wandb, with its own numbers."""
+    pytest.importorskip("wandb")
+    tiny = "track=True, total_timesteps=512, eval_episodes=0"
+    code = f"import ppo; [ppo.train(ppo.Args(seed=seed, {tiny})) for seed in (1, 2)]"
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    environment["PYTHONPATH"] = str(NEW["ppo"].path.parent)
+    environment.pop("WANDB_SERVICE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    runs = [path.name for path in Path("runs").iterdir()]
+    files = list(Path("wandb").glob("offline-run-*/*.wandb"))
+    assert {file.name for file in files} == {f"run-{name}.wandb" for name in runs}
+    assert len(runs) == 2 and all(b"losses/value_loss" in file.read_bytes() for file in files)
+
+
+@pytest.mark.e2e
+@filmed
+@scripts
+def test_videos_of_training_and_evaluation(script):
+    environment = os.environ | {"SDL_VIDEODRIVER": "dummy"}
+    done = process(script, *flags_of(script, capture_video=True, eval_episodes=1), env=environment)
+    if "cannot render" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for pattern in ("videos_*", "eval_videos_*"):
+        (video,) = the_run().glob(f"{pattern}/rl-video-episode-0.mp4")
+        assert video.stat().st_size > 1000
+    assert str(video.parent) in done.stdout
+
+
+@pytest.mark.e2e
+@some(one_of_each_text({row.name: row for row in ROBOTS}, "make_env").values())
+def test_videos_follow_the_robot(script, tmp_path):
+    """HalfCheetah is orange on a blue floor: as many orange pixels 20 m from the start."""
+    args = script.module.parse_args(["--env-id", "HalfCheetah-v4"])
+    try:
+        env = script.module.make_env(args, tmp_path)
+    except script.module.Refused as error:
+        assert "cannot render" in str(error)
+        pytest.skip("MuJoCo cannot render here")
+    orange = []
+    for x in (0, 20):
+        env.reset(seed=0)
+        data = env.unwrapped.data
+        env.unwrapped.set_state(data.qpos + x * np.eye(9)[0], data.qvel)
+        image = env.unwrapped.render().astype(int)
+        orange.append(np.count_nonzero(image[..., 0] > image[..., 2] + 40))
+    env.close()
+    assert orange[0] > 1000 and orange[1] > orange[0] / 2
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="EGL is Linux's way without a screen")
+@some(one_of_each_text({row.name: row for row in ROBOTS}, "make_env").values())
+def test_no_gl_names_the_package(script, tmp_path):
+    """A graphics driver that does not exist: MuJoCo cannot render."""
+    hidden = ("DISPLAY", "MUJOCO_GL")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment["__EGL_VENDOR_LIBRARY_FILENAMES"] = "/nonexistent"
+    flags = ["--env-id", "InvertedPendulum-v4", "--capture-video"]
+    done = process(script, *flags, env=environment)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.search("(?m)^error: --capture-video .*libegl1", done.stderr)
