@@ -395,7 +395,8 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
-    require(not is_finished, "this run is finished: --evaluate plays it")
+    longer = "" if annealed else ", more --total-timesteps go on with it"
+    require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
 
 
 def new_run_dir(args: Args) -> Path:
@@ -510,7 +511,7 @@ class Log:
         past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
         try:
-            fcntl.flock(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Refused(f"error: another process is training {run_dir}") from error
         if args.track:
@@ -616,9 +617,10 @@ def start_wandb(args: Args, run_dir: Path) -> None:
 
 
 def plain_args(args: Args) -> dict:
-    """The flags as numbers, text and None; a sweep may have given NumPy's numbers or paths."""
-    text = json.dumps(asdict(args), default=lambda x: x.item() if hasattr(x, "item") else str(x))
-    return json.loads(text)
+    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
+    plain = bool | int | float | str | tuple | list | None
+    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
+    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
 
 
 def provenance(args: Args) -> dict:
@@ -658,7 +660,7 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        Args(**checkpoint["args"])
+        checkpoint["args"] = asdict(Args(**checkpoint["args"]))  # newer flags have their defaults
     except Exception as error:
         why = f"{path} is not a checkpoint of this script: {first_line(error)}"
         raise Refused(f"error: {why}") from error

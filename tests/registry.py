@@ -267,6 +267,7 @@ MUJOCO = Script(
         "train: update": "compiled gradient, flat parameters",
         "train: log and checkpoint": "normalizers",
         "check_args": "flags of the details",
+        "check_runs": "flags of the network",
         "PlainEnv.__init__": "actions as they are",
         "PlainEnv.step": "actions as they are",
         "make_env": "Box actions, MuJoCo's renderer",

@@ -5,7 +5,6 @@ A promise that the same bytes keep in several scripts is tested with the first t
 are longer cases of the same promise.
 """
 
-import fcntl
 import importlib.util
 import json
 import math
@@ -149,8 +148,10 @@ def test_any_seed_is_one(script, seed):
 def draws(script: Script, source: str, **changes) -> np.ndarray:
     """What four environments show at a reset and in three steps: (4, 4)."""
     args = script.module.Args(**script.tiny | {"env_id": script.env(f"Coin_{source}")} | changes)
-    script.module.seed_everything(script.module.env_seed(args))
-    vector = script.module.make_envs(args, Path("nowhere"))
+    first_seed = script.module.env_seed(args)
+    script.module.seed_everything(first_seed)
+    seeds = [first_seed] if script in ROBOTS else []  # of the workers
+    vector = script.module.make_envs(args, Path("nowhere"), *seeds)
     seen = [vector.reset(seed=1)[0][:, 0].copy()]
     space = vector.single_action_space
     actions = np.zeros((args.num_envs, *space.shape), space.dtype)
@@ -298,8 +299,11 @@ def test_one_process_trains_a_run(script):
     """The other is refused before it has written anything."""
     run_dir = killed(script, "after renaming", 2, lambda: train(script))
     before = contents(Path())
-    with open(run_dir / "episodes.csv", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    code += "; print('locked', flush=True); input()"
+    other = [sys.executable, "-c", code, str(run_dir / "episodes.csv")]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout.readline() == "locked\n"
         message = message_of(script, "--resume", str(run_dir))
         assert lacks(message, ["another process is training", str(run_dir)]) == []
         assert contents(Path()) == before
@@ -355,7 +359,7 @@ def test_without_annealing_a_run_can_be_made_longer(script, folder):
     folder("short")
     short = train(script, **steady, total_timesteps=128)
     message = message_of(script, "--resume", str(short))
-    assert lacks(message, ["finished", "--evaluate", "--total-timesteps makes it longer"]) == []
+    assert lacks(message, ["finished", "--evaluate", "more --total-timesteps go on with it"]) == []
     resume(script, short, "--total-timesteps", "256")
     assert_same_run(short, long)
 
@@ -1053,7 +1057,7 @@ def test_a_layer_that_numpy_does_not_know_falls_back(script, name, capsys, monke
 EDITS = {  # of get_policy(agent, obs), by the policy that it was
     "mean": lambda policy: Normal(policy.mean + 0.1, policy.stddev),
     "scale": lambda policy: Normal(1.5 * policy.mean, policy.stddev),
-    "deviation": lambda policy: Normal(policy.mean, 1.1 * policy.stddev),
+    "deviation": lambda policy: Normal(policy.mean, policy.stddev * (1 + policy.mean.abs())),
 }
 
 
@@ -1068,6 +1072,19 @@ def test_another_policy_falls_back_with_one_line(script, name, capsys, monkeypat
     expected = agent.act(torch.from_numpy(obs), greedy=True).numpy()
     np.testing.assert_array_equal(acting(script, agent, obs), expected)
     assert "numpy_act does not do what agent.act does" in capsys.readouterr().err
+
+
+@each_policy
+def test_another_deviation_is_followed(script, monkeypatch):
+    """If it is the same for all observations: one vector is all that the NumPy policy keeps."""
+    get_policy = script.module.Agent.get_policy
+    wider = lambda agent, obs: Normal(get_policy(agent, obs).mean, 3.0)  # noqa: E731
+    monkeypatch.setattr(script.module.Agent, "get_policy", wider)
+    agent, obs = agent_of(script)
+    mean = agent.act(torch.from_numpy(obs), greedy=True).numpy()
+    act = script.module.numpy_act(agent, obs, 1000)
+    noise = np.array([act(obs) for _ in range(1000)]) - mean
+    assert abs(noise.std() / 3 - 1) < 0.02 and abs(noise.mean()) < 0.1
 
 
 @each_policy
