@@ -9,16 +9,14 @@ Run:    uv run ppo.py --env-id CartPole-v1
 Watch:  uvx tensorboard --logdir runs
 Expect: a return of 500 after 500,000 steps, in one to five minutes on one core
 Read:   down to the line of "=" below `train`. Tags such as [C05] number the details of "The 37
-        Implementation Details of PPO" (Huang et al., ICLR Blog Track 2022): C core, X auxiliary.
-        [S01] is not among them.
+        Implementation Details of PPO" (Huang et al., ICLR Blog Track 2022); [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action is one of A.
-CleanRL's users: dones[t] belongs to step t, not to obs[t]; next_obs is a buffer, current_obs what
-        CleanRL calls next_obs; time limits bootstrap [S01]; values are computed after the rollout;
-        logged losses are means over all minibatches.
+From CleanRL: dones[t] says that step t ended an episode; current_obs is CleanRL's next_obs, and
+        next_obs[t] what step t led to, also at the end of an episode; time limits bootstrap [S01];
+        values are computed after the rollout; logged losses are means over all minibatches.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -75,21 +73,19 @@ class Args:
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
     vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
-    target_kl: float | None = None  # stop the epochs after one whose mean KL exceeds this [X03]
-
-    # -- details --
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
     shared_network: bool = False  # one trunk for policy and value instead of two [C13]
-    bootstrap_truncation: bool = True  # use the value of the state that a time limit cut off [S01]
+    bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # directory of a run to take the initial agent from
+    init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # evaluation episodes, after training too; 0 for none
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
@@ -135,7 +131,7 @@ class Agent(nn.Module):
         logits = self.actor(obs)
         if greedy:
             return logits.argmax(-1)
-        # Gumbel-max: argmax(logits - log of Exp(1)) is a sample of softmax(logits).
+        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast for few rows
         noise = torch.empty(logits.shape).exponential_().log_()  # the CPU's, also for a GPU's run
         return (logits - noise.to(logits.device)).argmax(-1)
 
@@ -207,7 +203,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
     check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     first_seed = env_seed(args, start_iteration)
@@ -261,7 +257,7 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] is of the next episode already
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
                 next_obs[t, n] = infos["final_obs"][n]
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
@@ -270,12 +266,12 @@ def train(args: Args) -> dict:
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
-        with torch.no_grad():  # the weights have not changed since: one pass, not one a step
+        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
             b_next_values = agent.get_value(b_next_obs)
         values = b_values.view(T, N).cpu().numpy()
         next_values = b_next_values.view(T, N).cpu().numpy()
-        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
@@ -297,12 +293,12 @@ def train(args: Args) -> dict:
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
-                max_norm = args.max_grad_norm or math.inf  # inf: the norm is measured only
+                max_norm = args.max_grad_norm or math.inf  # inf: measure, do not clip
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
                 stats.append(mb_stats | {"grad_norm": norm})
             if args.target_kl:  # [X03] early stop
-                epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
@@ -319,7 +315,9 @@ def train(args: Args) -> dict:
             save_checkpoint(args, state, log)
 
     envs.close()
-    return log.close(global_step)
+    log.bar.close()
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
 
 
 # ============ plumbing: nothing below is needed to understand the algorithm ============
@@ -376,12 +374,13 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on, or to begin, with a run that was made with other flags than are free."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
     new = asdict(args)
     network_flags = ["shared_network"]
-    for name in network_flags if initial else []:
-        same = initial["args"][name] == new[name]
-        require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
     if not checkpoint:
         return
     old = checkpoint["args"]
@@ -391,7 +390,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
-    free += ["total_timesteps"] * is_longer
+    free += ["total_timesteps"] if is_longer else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -401,7 +400,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
-    make_env(args).close()  # refuses what cannot be served before there is a directory
+    make_env(args).close()  # an environment is refused before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -413,7 +412,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs of other seeds share none."""
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -444,7 +443,7 @@ class PlainEnv(gym.Wrapper):
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
 
     def plain(self, x, shape: tuple) -> np.ndarray:
-        """A copy in float64 of what is a number or an array of this shape, give or take ones."""
+        """A copy in float64 of what is a number or an array of this shape, up to axes of size 1."""
         x = np.array(x, np.float64)
         if x.shape != shape:
             fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
@@ -474,7 +473,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
-        raise  # of the environment's own making
+        raise  # the environment's own
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
@@ -507,13 +506,11 @@ class Log:
     newest: "Log | None" = None  # what Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
-        self.args, self.run_dir, Log.newest = args, run_dir, self
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
         past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
-        try:
-            fcntl.lockf(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Refused(f"error: another process is training {run_dir}") from error
+        lock(self.episodes, f"another process is training {run_dir}")
         if args.track:
             start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
@@ -582,16 +579,27 @@ class Log:
         is_last = iteration == self.args.num_iterations
         return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
 
-    def close(self, step: int) -> dict:
-        """The result of the run, with the returns of its evaluation unless --eval-episodes 0."""
-        self.bar.close()
-        self.episodes.close()
-        result = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
-        if self.args.eval_episodes:
-            result["eval_returns"] = evaluate(self.args, self.run_dir)
-            self.writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), step)
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
         self.writer.close()
-        return result
+        self.episodes.close()
+        return results
+
+
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
 
 
 def start_wandb(args: Args, run_dir: Path) -> None:

@@ -9,8 +9,7 @@ Run:    uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Watch:  uvx tensorboard --logdir runs
 Expect: a return of 2,600 (mean of ten seeds) after 1M steps, in 2 to 20 minutes on one core
 Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [M06] number the details
-        of "The 37 Implementation Details of PPO": C core, M continuous control, X auxiliary. The
-        others, [S..], are not among them.
+        of "The 37 Implementation Details of PPO"; [S01], [S03], [S04] and [S09] are ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action has A; the networks have P parameters.
 Fast:   Three things here are for speed alone. `numpy_act` repeats `Agent.act` in NumPy, which is
@@ -18,7 +17,6 @@ Fast:   Three things here are for speed alone. `numpy_act` repeats `Agent.act` i
         `loss_and_grad` is one compiled graph.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -78,9 +76,7 @@ class Args:
     ent_coef: float = 0.0  # coefficient of the entropy bonus [C10]
     vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
-    target_kl: float | None = None  # stop the epochs after one whose mean KL exceeds this [X03]
-
-    # -- details --
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
@@ -94,18 +90,18 @@ class Args:
     clip_obs: float = 10.0  # clip normalized observations to this; 0 turns clipping off [M07]
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 turns clipping off [M09]
-    bootstrap_truncation: bool = True  # use the value of the state that a time limit cut off [S01]
+    bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
     staggered_resets: bool = False  # let the first episodes end at different times [S09]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # environments in this process, or one each
+    env_backend: Literal["sync", "async"] = "sync"  # in this process, or in one each
     compile: bool = True  # compile the updates; eager where that fails
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # directory of a run to take the initial agent from
+    init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # evaluation episodes, after training too; 0 for none
-    eval_deterministic: bool = False  # evaluate with the most probable actions
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_deterministic: bool = False  # evaluate with the means of the policy
 
     @property
     def batch_size(self) -> int:
@@ -129,7 +125,9 @@ class RunningMeanStd:
         """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # n = 1: for speed
+        mean, var = x[0], 0.0
+        if n > 1:  # spared where it can be: NumPy's mean and var are slow
+            mean, var = x.mean(axis=0), x.var(axis=0)
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         self.mean = self.mean + delta * (n / total)
@@ -199,13 +197,10 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False) -> torch.Tensor:
         """Actions (n, A) at observations (n, O): sampled, or the means."""
         policy = self.get_policy(obs)
-        if greedy:
-            return policy.mean
-        noise = torch.randn(policy.mean.shape)  # the CPU's, also for a GPU's run
-        return policy.mean + policy.stddev * noise.to(obs.device)
+        return policy.mean if greedy else policy.sample()
 
     def env_action(self, action: np.ndarray) -> np.ndarray:
-        """What the environment gets for sampled actions (n, A); the sampled ones are stored."""
+        """What env.step gets for sampled actions (n, A); the rollout keeps the sampled ones."""
         if self.args.squash_actions:
             action = np.tanh(action)
         if self.args.squash_actions or self.args.scale_actions:  # [S04] scaled actions
@@ -219,17 +214,14 @@ class Agent(nn.Module):
         return self.critic(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n, A) at observations (n, O).
-
-        The entropy of a squashed policy has no closed form: one sample estimates it.
-        """
+        """Log-probability, entropy and value (n,) of actions (n, A) at observations (n, O)."""
         policy = self.get_policy(obs)
         logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
         entropy = policy.entropy().sum(-1)
         if self.args.squash_actions:  # [S03] squashed actions
             logprob = logprob - self.squash_log_det(actions)
             sample = policy.mean + policy.stddev * torch.randn_like(policy.mean)
-            entropy = entropy + self.squash_log_det(sample)
+            entropy = entropy + self.squash_log_det(sample)  # estimated: it has no closed form
         return logprob, entropy, self.get_value(obs)
 
     def squash_log_det(self, action: torch.Tensor) -> torch.Tensor:
@@ -294,7 +286,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
     mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-    grads = torch.autograd.grad(loss, list(agent.parameters()))
+    grads = torch.autograd.grad(loss, list(agent.parameters()), materialize_grads=True)
     grad = nn.utils.parameters_to_vector(grads)
     norm = grad.norm()
     if args.max_grad_norm:  # [C11] global gradient clipping
@@ -309,7 +301,7 @@ def train(args: Args) -> dict:
     torch.backends.cudnn.deterministic = args.torch_deterministic
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    initial = load_checkpoint(args.init_from) if args.init_from and not checkpoint else checkpoint
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
     check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
     first_seed = env_seed(args, start_iteration)
@@ -351,7 +343,7 @@ def train(args: Args) -> dict:
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     discounted_return = np.zeros(N)
     raw_obs, _ = envs.reset(seed=first_seed)
-    if not checkpoint:
+    if not checkpoint:  # a resumed run has its statistics
         obs_rms.update(raw_obs)
     current_obs = normalize_obs(obs_rms, raw_obs, args)
     if args.staggered_resets:  # [S09] staggered resets
@@ -363,7 +355,7 @@ def train(args: Args) -> dict:
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # a float would compile anew each time
+        clip_coef = torch.tensor(clip_coef, device=device)  # a new float would compile anew
 
         # -- rollout --
         act = numpy_act(agent, current_obs, T)  # agent.act, only faster
@@ -384,21 +376,21 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] is of the next episode already
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
                 next_obs[t, n] = normalize_obs(obs_rms, infos["final_obs"][n], args)
                 log.episode(global_step, episodic_return[n], episodic_length[n])
-                discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
+                episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
 
         # -- advantages --
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
         b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
-        with torch.no_grad():  # the weights have not changed since: one pass, not one a step
+        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions)
             b_next_values = agent.get_value(b_next_obs)
         values = b_values.view(T, N).cpu().numpy()
         next_values = b_next_values.view(T, N).cpu().numpy()
-        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
@@ -420,7 +412,7 @@ def train(args: Args) -> dict:
                 # Clones, since a CUDA graph overwrites its results
                 stats.append({name: stat.clone() for name, stat in mb_stats.items()})
             if args.target_kl:  # [X03] early stop
-                epoch_kl = [mb_stats["approx_kl"] for mb_stats in stats[-args.num_minibatches :]]
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
@@ -439,7 +431,9 @@ def train(args: Args) -> dict:
             save_checkpoint(args, state, log)
 
     envs.close()
-    return log.close(global_step)
+    log.bar.close()
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
 
 
 # ============ plumbing: nothing below is needed to understand the algorithm ============
@@ -500,13 +494,14 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on, or to begin, with a run that was made with other flags than are free."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
     new = asdict(args)
     network_flags = "shared_network activation norm_obs clip_obs".split()
     network_flags += "squash_actions scale_actions".split()
-    for name in network_flags if initial else []:
-        same = initial["args"][name] == new[name]
-        require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
     if not checkpoint:
         return
     old = checkpoint["args"]
@@ -516,7 +511,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
-    free += ["total_timesteps"] * is_longer
+    free += ["total_timesteps"] if is_longer else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -526,7 +521,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
-    make_env(args).close()  # refuses what cannot be served before there is a directory
+    make_env(args).close()  # an environment is refused before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -538,7 +533,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs of other seeds share none."""
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -567,7 +562,7 @@ class PlainEnv(gym.Wrapper):
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
 
     def plain(self, x, shape: tuple) -> np.ndarray:
-        """A copy in float64 of what is a number or an array of this shape, give or take ones."""
+        """A copy in float64 of what is a number or an array of this shape, up to axes of size 1."""
         x = np.array(x, np.float64)
         if x.shape != shape:
             fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
@@ -597,7 +592,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
-        raise  # of the environment's own making
+        raise  # the environment's own
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
@@ -654,10 +649,10 @@ def say_once(message: str) -> None:
 
 
 def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
-    """agent.act for the weights of now, as a function of NumPy arrays (N, O) -> (N, A).
+    """agent.act with its current weights, as a function of NumPy arrays (N, O) -> (N, A).
 
-    It draws the noise of `num_steps` steps at once. Where NumPy does not know a layer, or where its
-    means at `obs` are not those of agent.act, it is agent.act: slower, but right.
+    It draws the noise of `num_steps` steps at once. Where NumPy does not know a layer, or does not
+    get the policy that agent.act has at `obs`, it is agent.act: slower, but right.
     """
     device = agent.actor_logstd.device
 
@@ -682,9 +677,11 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
     expected = torch_act(obs, greedy=True)
     probe = torch.from_numpy(np.concatenate([obs, obs + 1])).to(device)
     with torch.no_grad():
-        std = agent.get_policy(probe).stddev.cpu().numpy()
+        policy = agent.get_policy(probe)
+    std = policy.stddev.cpu().numpy()
+    is_same = type(policy) is Normal and (std == std[0]).all()
     apart = np.abs(means(obs) - expected).max()
-    if apart > 1e-3 * np.abs(expected).max() + 1e-6 or (std != std[0]).any():
+    if not is_same or apart > 1e-3 * np.abs(expected).max() + 1e-6:
         say_once("numpy_act does not do what agent.act does: agent.act acts, slower")
         return torch_act
     std = std[0]  # (A,), the same everywhere
@@ -721,13 +718,11 @@ class Log:
     newest: "Log | None" = None  # what Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
-        self.args, self.run_dir, Log.newest = args, run_dir, self
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
         past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
-        try:
-            fcntl.lockf(self.episodes, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise Refused(f"error: another process is training {run_dir}") from error
+        lock(self.episodes, f"another process is training {run_dir}")
         if args.track:
             start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
@@ -796,16 +791,27 @@ class Log:
         is_last = iteration == self.args.num_iterations
         return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
 
-    def close(self, step: int) -> dict:
-        """The result of the run, with the returns of its evaluation unless --eval-episodes 0."""
-        self.bar.close()
-        self.episodes.close()
-        result = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
-        if self.args.eval_episodes:
-            result["eval_returns"] = evaluate(self.args, self.run_dir)
-            self.writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), step)
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
         self.writer.close()
-        return result
+        self.episodes.close()
+        return results
+
+
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
 
 
 def start_wandb(args: Args, run_dir: Path) -> None:

@@ -21,10 +21,10 @@ from tensorboard.summary.writer import event_file_writer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-pytest.register_assert_rewrite("watch", "runs")
+pytest.register_assert_rewrite("watch", "harness")
 import envs  # noqa: E402, F401
+from harness import train as run_of  # noqa: E402
 from registry import Script  # noqa: E402
-from runs import train as run_of  # noqa: E402
 from watch import Watch, copied, one_layer_agent  # noqa: E402
 
 import ppg_procgen  # noqa: E402

@@ -31,8 +31,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
-from registry import OLD, SCRIPTS, Script, one_of_each_text
-from runs import (
+from harness import (
     SPOILT,
     Hostile,
     are_steps,
@@ -53,6 +52,7 @@ from runs import (
     train,
     wait_for,
 )
+from registry import OLD, SCRIPTS, Script, one_of_each_text
 from watch import assert_same_run, checkpoint_of, episodes_of, scalars_of
 
 scripts = pytest.mark.parametrize("script", OLD.values(), ids=OLD)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config as inductor
+from harness import killed, resume, train
 from registry import SCRIPTS, Script
-from runs import killed, resume, train
 from torch.profiler import ProfilerActivity, profile
 from watch import assert_same_run, checkpoint_of, flat, scalars_of
 

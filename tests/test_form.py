@@ -30,8 +30,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from registry import NEW, Script, one_of_each_text
-from runs import (
+from harness import (
     SPOILT,
     check_flags_of_cleanrl,
     command,
@@ -48,6 +47,7 @@ from runs import (
     train,
     wait_for,
 )
+from registry import NEW, Script, one_of_each_text
 from torch.distributions import Normal
 from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
 
@@ -1008,6 +1008,7 @@ def acting(script: Script, agent, obs: np.ndarray):
     """`numpy_act` of 3 steps, without its draws: the means that it computes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randn", lambda *shape: torch.zeros(*shape))
+        patch.setattr(Normal, "sample", lambda policy: policy.mean)
         act = script.module.numpy_act(agent, obs, 3)
         return act(obs)
 

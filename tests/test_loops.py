@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import one_layer
+from harness import killed, resume, seeds_of_resets, train
 from registry import SCRIPTS, Script
-from runs import killed, resume, seeds_of_resets, train
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, flat, scalars_of
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 from watch import checkpoint_of, copied, scalars_of
 
 import trpo_continuous_mujoco as trpo
@@ -28,7 +29,7 @@ def agent() -> trpo.Agent:
 
 def as_views(agent: trpo.Agent) -> torch.Tensor:
     """The policy's parameters as one vector of which they are views, as in `train`."""
-    params = trpo.flatten(agent.policy_parameters()).detach()
+    params = parameters_to_vector(agent.policy_parameters()).detach()
     nn.utils.vector_to_parameters(params, agent.policy_parameters())
     return params
 
@@ -49,7 +50,7 @@ def rollout(agent: trpo.Agent, n: int = 200) -> tuple[torch.distributions.Normal
 def natural_step(agent: trpo.Agent, batch: dict, policy, max_kl: float, args) -> torch.Tensor:
     """Of the KL limit's length in the metric of the undamped Fisher matrix, made explicitly."""
     loss, _ = trpo.trpo_loss(agent, policy, batch, args)
-    gradient = trpo.flatten(torch.autograd.grad(loss, agent.policy_parameters()))
+    gradient = parameters_to_vector(torch.autograd.grad(loss, agent.policy_parameters()))
     fisher = fisher_matrix(agent, batch["obs"])
     direction = torch.linalg.solve(fisher, -gradient)
     return direction * (2 * max_kl / (direction @ fisher @ direction)).sqrt()
@@ -60,7 +61,7 @@ def fisher_matrix(agent: trpo.Agent, obs: torch.Tensor) -> torch.Tensor:
     """(P, P): the mean of J^T diag(1 / std^2) J over means, and 2 for each log deviation."""
     params, std = agent.policy_parameters(), agent.actor_logstd.detach().exp()
     rows = [
-        trpo.flatten(torch.autograd.grad(agent.actor_mean(x)[a], params[1:]))
+        parameters_to_vector(torch.autograd.grad(agent.actor_mean(x)[a], params[1:]))
         for x in obs
         for a in range(2)
     ]
@@ -87,7 +88,7 @@ def test_fisher_matrix_is_the_mean_square_of_scores(agent):
     std, params = policy.stddev[0].detach(), agent.policy_parameters()
     error = (actions - policy.mean.detach()) / std
     columns = [torch.autograd.grad(m, params[1:], retain_graph=True) for m in policy.mean[0]]
-    jacobian = torch.stack([trpo.flatten(column) for column in columns])  # (A, P - A)
+    jacobian = torch.stack([parameters_to_vector(column) for column in columns])  # (A, P - A)
     scores = torch.cat([error**2 - 1, (error / std) @ jacobian], dim=1)
     estimate = scores.T @ scores / n
     torch.testing.assert_close(estimate, fisher_matrix(agent, obs), rtol=0.05, atol=0.05)
@@ -245,7 +246,7 @@ def test_without_a_good_step_there_is_none(name, agent):
     old_loss, old_stats = trpo.trpo_loss(agent, policy, batch, args)
     stats = trpo.line_search(agent, params, step, policy, batch, 0.01, args)
     assert torch.equal(params, start) and stats["step_fraction"] == 0
-    assert torch.equal(trpo.flatten(agent.policy_parameters()), start)
+    assert torch.equal(parameters_to_vector(agent.policy_parameters()), start)
     assert stats["policy_loss"] == old_stats["policy_loss"] and stats["approx_kl"] == 0
 
 
@@ -290,7 +291,9 @@ def test_steps_of_a_run_stay_within_the_limit_and_improve(searches, run_trpo):
         after, kl = by_hand(search["after"], policy, batch, args)
         assert kl_before == pytest.approx(0, abs=1e-6)
         assert 0.002 < kl <= 0.02 * 1.001 and after < before
-        assert torch.equal(trpo.flatten(search["after"].policy_parameters()), search["params"])
+        assert torch.equal(
+            parameters_to_vector(search["after"].policy_parameters()), search["params"]
+        )
     scalars = scalars_of(result["run_dir"])
     for name in ("policy_loss", "entropy", "approx_kl", "old_approx_kl", "step_fraction"):
         logged = [value for _, value in scalars[f"losses/{name}"]]
@@ -307,7 +310,7 @@ def test_the_whole_step_is_as_long_as_the_limit(searches, run_trpo):
         product = trpo.fisher_vector_product(agent, obs, args, step)
         assert (step @ product).item() / 2 == pytest.approx(0.03, rel=1e-3)
         loss, _ = trpo.trpo_loss(agent, search["policy"], batch, search["args"])
-        gradient = trpo.flatten(torch.autograd.grad(loss, agent.policy_parameters()))
+        gradient = parameters_to_vector(torch.autograd.grad(loss, agent.policy_parameters()))
         assert gradient @ step < 0
 
 
@@ -322,10 +325,10 @@ def test_a_moving_limit_fixes_the_length_of_a_run(run_trpo):
     result = run_trpo(anneal_lr=False, max_kl_final=0.05)
     longer = ["--resume", str(result["run_dir"]), "--total-timesteps", "9999"]
     with pytest.raises(trpo.Refused, match="--total-timesteps: .*--no-anneal-lr"):
-        trpo.parse_args(longer)
+        trpo.train(trpo.parse_args(longer))
     result = run_trpo(anneal_lr=False)
-    longer[1] = str(result["run_dir"])
-    assert trpo.parse_args(longer).total_timesteps == 9999
+    longer = ["--resume", str(result["run_dir"]), "--total-timesteps", "128"]
+    assert trpo.train(trpo.parse_args(longer))["global_step"] == 128 > result["global_step"]
 
 
 def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
@@ -337,7 +340,7 @@ def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
         for name, weight in search["before"].critic.state_dict().items():
             assert torch.equal(weight, search["after"].critic.state_dict()[name])
         for (agent, *_), _ in updates[12 * i : 12 * (i + 1)]:
-            assert torch.equal(trpo.flatten(agent.policy_parameters()), search["params"])
+            assert torch.equal(parameters_to_vector(agent.policy_parameters()), search["params"])
     weights = checkpoint_of(result["run_dir"])["agent"]
     start = searches[0]["before"].state_dict()
     moved = {name: (weights[name] - start[name]).abs().max() for name in start}
@@ -361,7 +364,7 @@ def test_the_values_gradient_is_that_of_its_loss(bound, run_trpo, spy):
         clipped = old + (value - old).clamp(-args.clip_coef, args.clip_coef)
         losses = torch.maximum((value - target) ** 2, (clipped - target) ** 2) / 2
         params = list(agent.critic.parameters())
-        expected = trpo.flatten(torch.autograd.grad(losses[inds].mean(), params))
+        expected = parameters_to_vector(torch.autograd.grad(losses[inds].mean(), params))
         expected = expected * ((bound / (expected.norm() + 1e-6)).clamp(max=1) if bound else 1)
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
 

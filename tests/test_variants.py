@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from registry import ROOT, SCRIPTS, TINY
+from torch.nn.utils import parameters_to_vector
 from watch import checkpoint_of, episodes_of, scalars_of
 
 sys.path.insert(0, str(ROOT / "benchmark"))
@@ -232,7 +233,7 @@ def test_only_the_policys_gradient_is_clipped(variant):
     module, _ = variant("implementation_matters")
     row = SCRIPTS["ppo_continuous_mujoco"]
     args = module.Args(**row.tiny | {"max_grad_norm": 0.0})
-    envs = module.make_envs(args, Path("unused"))
+    envs = module.make_envs(args, Path("unused"), 1)
     torch.manual_seed(0)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
     obs, actions = torch.randn(8, *envs.single_observation_space.shape), torch.randn(8, 1)
@@ -262,10 +263,10 @@ def test_the_line_search_asks_for_a_tenth_of_the_gain(variant):
     """Of a step along the gradient the whole gain is expected; of more than ten times it, none."""
     module, _ = variant("trpo_implementation_matters")
     args = module.Args(**SCRIPTS["trpo_continuous_mujoco"].tiny)
-    envs = module.make_envs(args, Path("unused"))
+    envs = module.make_envs(args, Path("unused"), 1)
     torch.manual_seed(0)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, args)
-    params = module.flatten(agent.policy_parameters()).detach()
+    params = parameters_to_vector(agent.policy_parameters()).detach()
     torch.nn.utils.vector_to_parameters(params, agent.policy_parameters())
     obs = torch.randn(64, *envs.single_observation_space.shape)
     policy = agent.get_policy(obs)
@@ -274,7 +275,7 @@ def test_the_line_search_asks_for_a_tenth_of_the_gain(variant):
     batch = {"obs": obs, "actions": actions, "advantages": torch.randn(64)}
     batch["logprobs"] = agent.evaluate_actions(obs, actions)[0].detach()
     loss, _ = module.trpo_loss(agent, old, batch, args)
-    gradient = module.flatten(torch.autograd.grad(loss, agent.policy_parameters()))
+    gradient = parameters_to_vector(torch.autograd.grad(loss, agent.policy_parameters()))
     step = -1e-3 * gradient
     gain = -gradient @ step
     for share, fraction in ((1, 1.0), (9, 1.0), (11, 0.0)):
