@@ -6,8 +6,9 @@ python benchmark/report.py --write             draw figures/ and fill the blocks
 python benchmark/report.py --check             exit with 1 if a block holds another text
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
-benchmark/README.md or docs/*.md. Names are the folders of recipes.csv that have results, and
-summary, effects, speed, equal, suites, patches.
+benchmark/README.md or docs/*.md. Names are the folders of recipes.csv that have results, those of
+the tables of front.csv (scripts, others), and summary, effects, speed, pairs (speed in brief),
+equal, suites, patches.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from tables import (
     VARIANTS,
     changes_section,
     folder_section,
+    front_section,
     number,
     setups,
     study_section,
@@ -48,7 +50,7 @@ first tenth of a run; seconds in all are those of the whole process, start and c
 
 
 # -- sections that are no folder of runs --
-def speed_section(folder: str = "speed") -> str:
+def speed_section(folder: str = "speed", is_brief: bool = False) -> str:
     """One row for each measurement of two scripts in turns, in the order of pairs.csv."""
     pairs = pd.read_csv(HERE / "pairs.csv", dtype=str, keep_default_na=False)
     rows, ran = [], []
@@ -68,6 +70,10 @@ def speed_section(folder: str = "speed") -> str:
         ran.append((facts["hardware"], facts["ours_versions"], f"commit {facts['commit']}"))
         ran.append((facts["hardware"], facts["peer_versions"], facts["peer"].split()[0]))
     head = ["ours", "peer", "environment", "on", "pairs", "ours / peer (range)", *KEYS.values()]
+    if is_brief:  # real pairs, without what differs little
+        shown = [0, 1, 2, 5, 6]
+        rows = [[row[i] for i in shown] for row in rows if int(row[4]) >= 5]
+        return table([head[i] for i in shown], rows, left=3)
     return "\n\n".join([table(head, rows, left=4), text(SPEED_RULE), setups(ran)])
 
 
@@ -138,6 +144,8 @@ def sections() -> dict[str, Callable[[], str]]:
     """What makes each block."""
     made = {name: section_of(name) for name in folders()}
     made |= {"summary": summary_section, "speed": speed_section, "equal": equal_section}
+    made |= {name: partial(front_section, name) for name in ("scripts", "others")}
+    made["pairs"] = partial(speed_section, is_brief=True)
     made["effects"] = lambda: f"![What each detail is worth](benchmark/figures/{DETAILS}.png)"
     return made | {"suites": suites_section, "patches": patches_section}
 

@@ -176,6 +176,46 @@ def summary_section(folder: str = "mujoco") -> str:
     return f"{table(['environment', *shown['label'], 'CleanRL'], rows)}\n\n{text(SUMMARY_RULE)}"
 
 
+# -- the front page --
+def time_cell(runs: pd.DataFrame) -> str:
+    """How long a run took, and on what: its cores, or its GPU."""
+    minutes = runs["seconds"].median() / 60
+    time = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+    recipes = results.read_recipes().query("experiment == @runs['exp'].iloc[0]")
+    if recipes["cores"].iloc[0] == "one":
+        return f"{time}, one core"
+    parts = runs["hardware"].iloc[0].split("; then ")
+    return f"{time}, {', then '.join(part.rsplit(', ', 1)[-1] for part in parts)}"
+
+
+def front_section(name: str) -> str:
+    """A table of front.csv: the scripts with a score of each, or results beside published ones."""
+    front, rows = pd.read_csv(results.HERE / "front.csv", dtype=str, keep_default_na=False), []
+    for _, row in front.query("table == @name").iterrows():
+        runs = results.read_runs(row["folder"]).query("env == @row.env and exp == @row.experiment")
+        first, script = runs.iloc[0], f"[`{row['script']}`]({row['script']})"
+        steps = f"{round(first['total_timesteps'] / 1e6, 1):g}M"
+        seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        mean = number(runs["final_return"].mean())
+        if name == "scripts":
+            score = f"{row['env']} {mean} {row['flags']}".rstrip()
+            score += f", {steps} steps, {time_cell(runs)}, {seeds}"
+            about = f"[more]({row['page']})"
+            rows.append([script, row["words"], row["environments"], score, about])
+            continue
+        known = results.published(row["folder"], row["env"], first["total_timesteps"])
+        known = known[known["source"].str.contains(row["published"])]["mean"]
+        low, high = number(known.min()), number(known.max())
+        theirs = f"{low if low == high else f'{low} to {high}'} ({row['by']})"
+        command = f"`{row['script']} {row['flags']}`".replace(" `", "`")
+        rows.append([row["env"], command, steps, mean, str(len(runs)), theirs, time_cell(runs)])
+    if name == "scripts":
+        head = ["script", "it adds", "environments", "score", ""]
+        return table(head, rows, left=5)
+    head = ["environment", "script", "steps", "ours", "seeds", "published", "a run takes"]
+    return table(head, rows, left=2)
+
+
 # -- what is worth what --
 def id_and_text(label: str) -> tuple[str, str]:
     """Of a label such as `C02 torch's initial weights`; some have no id."""
