@@ -467,6 +467,8 @@ class Video(gym.wrappers.RecordVideo):
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One environment, which records videos if it has a directory for them."""
     render = {"render_mode": "rgb_array"} if video_dir else {}
+    if "" not in sys.path:
+        sys.path.append("")  # a module:id may be in the current folder, too
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
@@ -679,7 +681,7 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
     """Load the weights of a checkpoint, if it is of an agent of this shape."""
     shapes = {name: tensor.shape for name, tensor in agent.state_dict().items()}
     same = shapes == {name: tensor.shape for name, tensor in checkpoint["agent"].items()}
-    require(same, "the checkpoint is of another network or of other spaces")
+    require(same, "the run to load has another network or other spaces than this one")
     agent.load_state_dict(checkpoint["agent"])
 
 

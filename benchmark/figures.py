@@ -34,7 +34,7 @@ def draw_seeds(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
         ax.fill_between(grid, *stats.mean_interval(y), color=colour, alpha=0.2, linewidth=0)
     elif len(y) > 1:
         ax.plot(grid, y.T, color=colour, linewidth=0.7, alpha=0.7)
-    ax.set_xlim(left=0)
+    ax.set_xlim(left=0, auto=True)  # auto: a longer curve may follow
     ax.grid(alpha=0.3)
 
 

@@ -59,7 +59,8 @@ def find_runs(folders: list[Path]) -> pd.DataFrame:
     runs = pd.DataFrame(found, columns=["env", "exp", "seed", "curve"])
     newest = runs.drop_duplicates(["env", "exp", "seed"], keep="last")
     if older := len(runs) - len(newest):
-        print(f"left out, for newer ones of the same names and seed: {older} runs", file=sys.stderr)
+        same = "environment, --exp-name and --seed"
+        print(f"left out {older} older runs with the same {same}", file=sys.stderr)
     return newest
 
 

@@ -15,8 +15,8 @@ INDICES = {
     "ACLI, the code-level details": [("ppo", "ppo_m"), ("trpo_plus", "trpo")],
 }
 SUMMARY_RULE = """
-Mean over seeds of the mean return of the last 100 training episodes, with its 95% interval; ten
-seeds, of Pusher, Reacher and Swimmer five. CleanRL's: mean ± standard deviation of three seeds, of
+Mean over ten seeds (five for Pusher, Reacher and Swimmer) of the mean return of the last 100
+training episodes, with its 95% interval. CleanRL's: mean ± standard deviation of three seeds, from
 two publications.
 """
 STUDY_RULE = """

@@ -834,6 +834,14 @@ def test_speeds_keep_their_own_rule():
             assert len(data) >= 5 and windows >= 30 and float(facts["load_before"]) <= 0.5, path
 
 
+def test_a_longer_curve_is_drawn_to_its_end():
+    """Whichever comes first."""
+    _, ax = figures.plt.subplots()
+    for end in (8, 40, 8):
+        figures.draw_seeds(ax, np.linspace(1, end, 5), np.ones((1, 5)), "red")
+    assert ax.get_xlim()[0] == 0 and 40 <= ax.get_xlim()[1] < 50
+
+
 def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
     """Of our scripts, and of others that log CleanRL's tags; of a seed's runs the newest."""
     for exp, seed, at, value in (("ours", 1, 1, 3.0), ("ours", 2, 1, 9.0), ("ours", 2, 2, 5.0)):
@@ -851,7 +859,7 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
     plot.main()
     assert (tmp_path / "a.png").stat().st_size > 10_000
     out, err = capsys.readouterr()
-    assert "left out" in err and "1 runs" in err
+    assert "left out 1 older runs" in err
     rows = [line for line in out.splitlines() if line.startswith("| Hopper")]
     assert rows[0].startswith("| Hopper-v4 | ours | 2 | 149 | 5.0 (4.0, 6.0) |")
     assert rows[1].startswith("| Hopper-v4 | theirs | 1 | 149 | 14.0 |")
