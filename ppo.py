@@ -206,10 +206,11 @@ def train(args: Args) -> dict:
     initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
     check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
-    first_seed = env_seed(args, start_iteration)
-    seed_everything(first_seed)
+    try_env(args, initial)
 
     run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
     envs = make_envs(args, run_dir)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
@@ -369,6 +370,8 @@ def check_args(args: Args) -> None:
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
 
@@ -400,7 +403,6 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
-    make_env(args).close()  # an environment is refused before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -464,9 +466,9 @@ class Video(gym.wrappers.RecordVideo):
         return result
 
 
-def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment, which records videos if it has a directory for them."""
-    render = {"render_mode": "rgb_array"} if video_dir else {}
+def make_env(args: Args, films: bool = False) -> gym.Env:
+    """One environment, which can render if it is to be filmed."""
+    render = {"render_mode": "rgb_array"} if films else {}
     if "" not in sys.path:
         sys.path.append("")  # a module:id may be in the current folder, too
     try:
@@ -483,21 +485,38 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     hint = " (try ppo_continuous_mujoco.py)" if isinstance(action_space, gym.spaces.Box) else ""
     is_discrete = isinstance(action_space, gym.spaces.Discrete)
     require(is_discrete, f"{args.env_id} acts in {action_space}, not in Discrete(n){hint}")
-    env = PlainEnv(env)
-    if not video_dir:
-        return env
-    env.reset()
-    try:
-        env.render()
-        return Video(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # every renderer fails in its own way
-        raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+    return PlainEnv(env)
+
+
+def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
+    """The environment with videos of some episodes, in the directory of the run."""
+    video_dir = run_dir / f"{name}_{int(time.time())}"
+    print(f"videos: {video_dir}", flush=True)
+    return Video(env, str(video_dir), disable_logger=True)
+
+
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse an environment, or the weights for it, before anything is written."""
+    env = make_env(args, args.capture_video)
+    if checkpoint:
+        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    if args.capture_video:
+        env.reset()
+        try:
+            env.render()
+        except Exception as error:  # every renderer fails in its own way
+            raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+    env.close()
 
 
 def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
-    video_dir = run_dir / f"videos_{int(time.time())}" if args.capture_video else None
-    makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
+
+    def first() -> gym.Env:
+        env = make_env(args, args.capture_video)
+        return film(env, run_dir, "videos") if args.capture_video else env
+
+    makers = [first] + [lambda: make_env(args)] * (args.num_envs - 1)
     same_step = gym.vector.AutoresetMode.SAME_STEP
     return gym.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=same_step)
 
@@ -687,9 +706,11 @@ def load_weights(agent: Agent, checkpoint: dict) -> None:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    video_dir = run_dir / f"eval_videos_{int(time.time())}" if args.capture_video else None
-    env = make_env(args, video_dir)
     checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    env = make_env(args, args.capture_video)
+    if args.capture_video:
+        env = film(env, run_dir, "eval_videos")
     agent = Agent(env.observation_space, env.action_space, args)
     load_weights(agent, checkpoint)
     first_seed = env_seed(args) + 900_000  # far from the seeds of training
@@ -708,8 +729,6 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     env.close()
     mean, std = np.mean(returns), np.std(returns)
     print(f"evaluation: {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
-    if video_dir:
-        print(f"videos: {video_dir}")
     return returns
 
 
@@ -722,9 +741,14 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else None
-        found = run_dir and (run_dir / "checkpoint.pt").exists()
-        sys.exit(f"stopped; --resume {run_dir} goes on" if found else "stopped; start again")
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
 
 
 if __name__ == "__main__":

@@ -304,10 +304,11 @@ def train(args: Args) -> dict:
     initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
     check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
-    first_seed = env_seed(args, start_iteration)
-    seed_everything(first_seed)
+    try_env(args, initial)
 
     run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
     envs = make_envs(args, run_dir, first_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
@@ -489,6 +490,8 @@ def check_args(args: Args) -> None:
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
 
@@ -521,7 +524,6 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
 
 def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
-    make_env(args).close()  # an environment is refused before there is a directory
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
     while True:
@@ -583,9 +585,9 @@ class Video(gym.wrappers.RecordVideo):
         return result
 
 
-def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment, which records videos if it has a directory for them."""
-    render = {"render_mode": "rgb_array"} if video_dir else {}
+def make_env(args: Args, films: bool = False) -> gym.Env:
+    """One environment, which can render if it is to be filmed."""
+    render = {"render_mode": "rgb_array"} if films else {}
     if "" not in sys.path:
         sys.path.append("")  # a module:id may be in the current folder, too
     try:
@@ -609,33 +611,47 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     require(bounded or not needed, f"{args.env_id} has no bounds to squash or scale actions to")
     limited = env.spec.max_episode_steps or not args.staggered_resets
     require(limited, f"{args.env_id} has no time limit: --staggered-resets needs one")
-    env = PlainEnv(env)
-    if not video_dir:
-        return env
+    return PlainEnv(env)
+
+
+def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
+    """The environment with videos of some episodes, in the directory of the run."""
+    video_dir = run_dir / f"{name}_{int(time.time())}"
+    print(f"videos: {video_dir}", flush=True)
+    if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
+        camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
+        renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
+    return Video(env, str(video_dir), disable_logger=True)
+
+
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse an environment, or the weights for it, before anything is written."""
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
-    env.reset()
-    try:
-        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
-            camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
-            renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
-        env.render()
-        return Video(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # every renderer fails in its own way
-        hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise Refused(f"error: --capture-video cannot render: {error!r} ({hint})") from error
+    env = make_env(args, args.capture_video)
+    if checkpoint:
+        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    if args.capture_video:
+        env.reset()
+        try:
+            env.render()
+        except Exception as error:  # every renderer fails in its own way
+            hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
+            raise Refused(f"error: --capture-video cannot render: {error!r} ({hint})") from error
+    env.close()
 
 
 def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
     mujoco.set_mju_user_warning(say_once)  # not once for each environment
-    video_dir = run_dir / f"videos_{int(time.time())}" if args.capture_video else None
 
     def maker(n: int):
         def make() -> gym.Env:
             if args.env_backend == "async":  # a worker begins as a copy of this process
                 seed_everything(first_seed + n)
-            return make_env(args, None if n else video_dir)
+            films = args.capture_video and n == 0
+            env = make_env(args, films)
+            return film(env, run_dir, "videos") if films else env
 
         return make
 
@@ -910,9 +926,11 @@ def load_rms(checkpoint: dict, name: str) -> RunningMeanStd:
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    video_dir = run_dir / f"eval_videos_{int(time.time())}" if args.capture_video else None
-    env = make_env(args, video_dir)
     checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    env = make_env(args, args.capture_video)
+    if args.capture_video:
+        env = film(env, run_dir, "eval_videos")
     agent = Agent(env.observation_space, env.action_space, args)
     load_weights(agent, checkpoint)
     obs_rms = load_rms(checkpoint, "obs_rms")
@@ -933,8 +951,6 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     env.close()
     mean, std = np.mean(returns), np.std(returns)
     print(f"evaluation: {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
-    if video_dir:
-        print(f"videos: {video_dir}")
     return returns
 
 
@@ -947,9 +963,14 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else None
-        found = run_dir and (run_dir / "checkpoint.pt").exists()
-        sys.exit(f"stopped; --resume {run_dir} goes on" if found else "stopped; start again")
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
 
 
 if __name__ == "__main__":
