@@ -481,7 +481,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
-    require(is_vector, f"{args.env_id} observes {obs_space}, not a vector")
+    flatten = "(gymnasium.wrappers.FlattenObservation makes one)"
+    require(is_vector, f"{args.env_id} observes {obs_space}, not a vector {flatten}")
     hint = " (try ppo_continuous_mujoco.py)" if isinstance(action_space, gym.spaces.Box) else ""
     is_discrete = isinstance(action_space, gym.spaces.Discrete)
     require(is_discrete, f"{args.env_id} acts in {action_space}, not in Discrete(n){hint}")
@@ -594,7 +595,7 @@ class Log:
             self.writer.add_scalar(name, value, step)
         self.last_iteration = now
         text = f"return {self.mean_return():.1f}, " if self.recent_returns else ""
-        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.4f}", refresh=False)
+        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.1e}", refresh=False)
 
     def checkpoint_is_due(self, iteration: int) -> bool:
         is_last = iteration == self.args.num_iterations
