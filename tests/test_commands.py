@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from registry import SCRIPTS, pages
@@ -216,6 +217,23 @@ def test_examples_in_python_play_as_the_evaluation_does(example, tmp_path, monke
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(result["eval_returns"][0])
     assert code.count(str(seed)) >= 1 and len(EXAMPLES) == len(AGENTS)
+
+
+def test_example_of_an_environment(tmp_path, monkeypatch):
+    """It trains, moves towards the origin and renders what it shows."""
+    monkeypatch.chdir(tmp_path)
+    (code,) = [block for block in BLOCKS if "class Reach(gym.Env)" in block]
+    Path("my_module.py").write_text(code)
+    script = SCRIPTS["ppo_continuous_mujoco"]
+    fields = script.tiny | {"env_id": "my_module:Reach-v0", "eval_episodes": 1}
+    assert script.module.train(script.module.Args(**fields))["eval_returns"][0] < 0
+    module = sys.modules.pop("my_module")
+    env = module.Reach("rgb_array")
+    start, _ = env.reset(seed=1)
+    before = env.render()
+    obs, reward, *_ = env.step(-start)
+    assert np.allclose(obs, 0.9 * start) and reward == pytest.approx(-np.linalg.norm(obs))
+    assert before.shape == (84, 84, 3) and before.any() and (before != env.render()).any()
 
 
 def test_example_of_a_sweep(tmp_path, monkeypatch, capsys):
