@@ -8,7 +8,7 @@ python benchmark/report.py --check             exit with 1 if a block holds anot
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/*.md. Names are the folders of recipes.csv that have results, those of
 the tables of front.csv (scripts, others), and summary, effects, speed, pairs (speed in brief),
-equal, suites, patches.
+equal, spaces, suites, patches.
 """
 
 import argparse
@@ -115,6 +115,12 @@ def suites_section() -> str:
     return table([*head, "hours of these", "hardware"], rows)
 
 
+def spaces_section() -> str:
+    """Which script takes which spaces, as spaces.csv has it."""
+    rows = pd.read_csv(HERE / "spaces.csv", dtype=str, header=None).to_numpy().tolist()
+    return table(rows[0], rows[1:], left=len(rows[0]))
+
+
 def patches_section() -> str:
     """One row for each patch of variants/: the script it changes, and what it says it does."""
     rows = []
@@ -147,6 +153,7 @@ def sections() -> dict[str, Callable[[], str]]:
     made |= {name: partial(front_section, name) for name in ("scripts", "others")}
     made["pairs"] = partial(speed_section, is_brief=True)
     made["effects"] = lambda: f"![What each detail is worth](benchmark/figures/{DETAILS}.png)"
+    made["spaces"] = spaces_section
     return made | {"suites": suites_section, "patches": patches_section}
 
 
