@@ -614,6 +614,7 @@ def game_name(env_id: str) -> str:
 
 def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
     """One game of ALE in the wrappers above, filmed if there is a directory for videos."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no greeting
     env = gym.make(
         f"ALE/{game_name(args.env_id)}-v5",
         frameskip=1,
@@ -901,7 +902,8 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
                 game_returns += infos["reward"] * playing
                 over = playing & np.logical_or(infos["terminated"], truncated)
                 playing &= ~over
-                bar.update(int(over.sum()))
+                if over.any():
+                    bar.update(int(over.sum()))
             returns += game_returns.tolist()
     envs.close()
     mean, std = np.mean(returns), np.std(returns)
