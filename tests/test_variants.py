@@ -92,13 +92,17 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
     original = row.module.train(row.module.Args(**row.tiny | small))["run_dir"]
     runs.append(Path(original).resolve())
     assert [checkpoint_of(run_dir)["iteration"] for run_dir in runs] == [3, 3]
-    assert not torch.equal(*map(weights_of, runs))
+    alone = patch.stem.startswith("multigpu")  # one process is the original
+    assert torch.equal(*map(weights_of, runs)) == alone
 
 
 def test_every_patch_has_a_row_and_every_row_a_patch():
+    """But those of combine/, which are no ideas to compare."""
     rows = results.read_recipes()
     named = set(rows["script"][rows["script"].str.endswith(".patch")])
-    assert named == {str(patch.relative_to(ROOT)) for patch in PATCHES.values()}
+    assert named == {
+        str(patch.relative_to(ROOT)) for patch in PATCHES.values() if patch.parent.name != "combine"
+    }
     presets = rows["recipe"].str.startswith("study")  # which share their patches
     for _, row in rows[rows["script"].isin(named) & ~presets].iterrows():
         assert row["experiment"] == Path(row["script"]).stem
