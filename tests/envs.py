@@ -159,8 +159,8 @@ class Coin(Toy):
 class Frames(gym.vector.VectorEnv):
     """In place of the games of a script, of one or of N: images, and a reset takes a row.
 
-    Every game has `length` steps and differs by the actions alone. The reward for training is 1, the
-    game pays more; each step writes into the images of the one before.
+    Every game has `length` steps and differs by the actions alone. The reward for training is 1,
+    the game pays more; each step writes into the images of the one before.
     """
 
     length = 7  # 8 rows with the reset: games end with the rollouts
