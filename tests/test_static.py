@@ -225,7 +225,9 @@ def test_algorithm_first(script):
     parts = ["Run:", "Watch:", "Expect:", "Read:", "Shapes:"]
     parts = parts if script.new else ["Run:", "Look:", "Expect:", "Read:", "Letters:"]
     found = re.findall(r"(?m)^[A-Z][a-z]+:", docstring)
-    assert [part for part in found if part not in ("Fast:", "Resets:")] == parts and "REPLACE" not in docstring
+    assert [
+        part for part in found if part not in ("Fast:", "Resets:")
+    ] == parts and "REPLACE" not in docstring
     assert f"uv run {script.path.name}" in docstring
 
 
