@@ -140,7 +140,7 @@ class Agent(nn.Module):
         return self.critic(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at observations (n, O)."""
+        """Log-probability, entropy and value, each (n,), of actions at observations (n, O)."""
         policy = Categorical(logits=self.actor(obs), validate_args=False)
         return policy.log_prob(actions), policy.entropy(), self.get_value(obs)
 
@@ -218,7 +218,7 @@ def train(args: Args) -> dict:
         agent.parameters(),
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,  # one kernel for all weights: faster
+        fused=True,  # one kernel: faster
     )
     if initial:
         load_weights(agent, initial)

@@ -521,8 +521,7 @@ def check_args(args: Args) -> None:
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "repeat_action_probability"):
         value = getattr(args, name)
-        flag = f"--{name.replace('_', '-')}"
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -537,8 +536,7 @@ def check_args(args: Args) -> None:
     for name in ("noop_max", "env_threads", "frame_stack"):
         value = getattr(args, name)
         require(value <= 10**6, f"--{name.replace('_', '-')} ({value}) must be at most 1,000,000")
-    films = args.evaluate and args.capture_video  # on the readable backend
-    if args.env_backend == "envpool" and not films:
+    if args.env_backend == "envpool" and not (args.evaluate and args.capture_video):
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
         require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")

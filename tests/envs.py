@@ -155,6 +155,42 @@ class Coin(Toy):
         return np.full(3, self.draw(), np.float32)
 
 
+# -- games --
+class Frames(gym.vector.VectorEnv):
+    """In place of the games of a script, of one or of N: images, and a reset takes a row.
+
+    Every game has `length` steps and differs by the actions alone. The reward for training is 1,
+    the game pays more; each step writes into the images of the one before.
+    """
+
+    length = 7  # 8 rows with the reset: games end with the rollouts
+
+    def __init__(self, num_envs: int, channels: int):
+        self.observation_space = Box(0, 255, (channels, 84, 84), np.uint8)
+        self.action_space = Discrete(4)
+        self.single_observation_space = self.observation_space
+        self.single_action_space, self.num_envs = self.action_space, num_envs
+        self.obs = np.zeros((num_envs, channels, 84, 84), np.uint8)
+
+    def reset(self, seed=None, options=None):
+        Seeds.seen += range(seed, seed + self.num_envs)
+        self.t = self.length
+        obs, *_, infos = self.step(np.zeros(self.num_envs, np.int32))
+        return obs, infos
+
+    def step(self, actions):
+        assert actions.shape == (self.num_envs,) and actions.dtype == np.int32
+        resets = self.t == self.length  # whatever the actions
+        self.t = 0 if resets else self.t + 1
+        self.done = np.zeros_like(actions) if resets else self.done + actions
+        self.obs[:, :, :42] = 16 * self.t
+        self.obs[:, :, 42:] = (16 * (self.done % 16))[:, None, None, None]
+        reward = np.full(self.num_envs, 0.0 if resets else 1.0)
+        infos = {"reward": reward * (1 + actions / 8)}
+        infos["terminated"] = np.full(self.num_envs, self.t == self.length)
+        return self.obs, reward, infos["terminated"], np.zeros(self.num_envs, bool), infos
+
+
 # -- pictures --
 class Screen(Toy):
     """Draws into one buffer; the frame of step t is 20 * t everywhere."""
