@@ -45,6 +45,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -294,7 +295,7 @@ class Agent(nn.Module):
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
+        """Log-probability, entropy and value, each (n,), of actions at observations."""
         logits, value = self(obs)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), value
@@ -374,7 +375,7 @@ def train(args: Args) -> dict:
         agent.parameters(),
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,  # one kernel for all weights: faster
+        fused=True,  # one kernel: faster
     )
     if initial:
         load_weights(agent, initial)
@@ -675,7 +676,7 @@ def compiled(function, device: torch.device):
     def call(*inputs):
         nonlocal graph
         try:
-            return graph(*inputs)
+            outputs = graph(*inputs)
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
@@ -683,6 +684,8 @@ def compiled(function, device: torch.device):
             print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
 
     return call
 

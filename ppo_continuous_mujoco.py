@@ -152,7 +152,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
     if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
@@ -709,7 +709,7 @@ def compiled(function, device: torch.device):
     torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    print("the first update compiles, up to a minute (--no-compile skips this)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
 
     def call(*inputs):
         nonlocal graph

@@ -75,7 +75,7 @@ def test_compiled_is_eager(script, folder, capsys):
         folder(name)
         runs.append(run(script, compile=compile, **still))
     out = capsys.readouterr().out
-    assert re.search("compiling takes|the first update compiles", out) and "eagerly" not in out
+    assert "compiling takes" in out and "eagerly" not in out
     assert difference(*map(gradients_of, runs)) < SAME
 
 
