@@ -706,7 +706,7 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)

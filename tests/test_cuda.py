@@ -7,7 +7,6 @@ One row of SCRIPTS each. The tolerances of a card leave room for cuDNN's TF32 (d
 
 import itertools
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
