@@ -155,7 +155,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
     if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
@@ -761,10 +761,10 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    print("the first update compiles, up to a minute (--no-compile skips this)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
 
     def call(*inputs):
         nonlocal graph
