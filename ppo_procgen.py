@@ -370,9 +370,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(b_obs[args.batch_size :])[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
-        ends = (
-            dones  # ~[S01] no bootstrap at time limits: Procgen does not tell which ends they are
-        )
+        ends = dones  # ~[S01] Procgen does not tell time limits from other ends
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
