@@ -10,8 +10,8 @@
 
 Run:    uv run ppg_procgen.py --env-id starpilot
 Watch:  uvx tensorboard --logdir runs
-Expect: on starpilot, with --n-iteration 8, a return of 4.1 after 0.5M steps, 2.5 hours on one or two
-        cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
+Expect: on starpilot, with --n-iteration 8, a return of 4.1 after 0.5M steps, 2.5 hours on one to
+        two cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
 Read:   beside ppo_procgen.py, down to the line of "=" below `train`. [P01] to [P10] are the details
         of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), the others are as in its parent.
         The defaults are CleanRL's; docs/procgen.md has OpenAI's.
@@ -869,7 +869,8 @@ class Log:
 
     def progress(self, rows, title: str) -> tqdm:
         """The rows, with a bar of their own."""
-        return tqdm(rows, title, leave=False, mininterval=self.bar.mininterval)
+        seconds = self.bar.mininterval  # short ones show none
+        return tqdm(rows, title, leave=False, mininterval=seconds, delay=seconds)
 
     def checkpoint_is_due(self, iteration: int) -> bool:
         is_last = iteration == self.args.num_iterations
