@@ -155,6 +155,40 @@ class Coin(Toy):
         return np.full(3, self.draw(), np.float32)
 
 
+# -- games --
+class Frames(gym.vector.VectorEnv):
+    """What stands in for `make_envs` of a script for games: N images that resets take a row of.
+
+    Each game is `length` steps and a reset, and always the same but for what the actions make of it.
+    It trains on 1 a step, pays more, and every step writes into the images of the one before.
+    """
+
+    length = 7  # with its reset a part of every rollout: games end with the rollouts
+
+    def __init__(self, num_envs: int, obs_space: Box, action_space: Discrete):
+        self.num_envs, self.single_observation_space = num_envs, obs_space
+        self.single_action_space = action_space
+        self.obs = np.zeros((num_envs, *obs_space.shape), np.uint8)
+
+    def reset(self, seed=None, options=None):
+        Seeds.seen += range(seed, seed + self.num_envs)
+        self.t = self.length
+        obs, *_, infos = self.step(np.zeros(self.num_envs, np.int32))
+        return obs, infos
+
+    def step(self, actions):
+        assert actions.shape == (self.num_envs,) and actions.dtype == np.int32
+        resets = self.t == self.length  # whatever the actions
+        self.t = 0 if resets else self.t + 1
+        self.done = np.zeros_like(actions) if resets else self.done + actions
+        self.obs[:, :, :42] = 16 * self.t
+        self.obs[:, :, 42:] = (16 * (self.done % 16))[:, None, None, None]
+        reward = np.full(self.num_envs, 0.0 if resets else 1.0)
+        infos = {"reward": reward * (1 + actions / 8)}
+        infos["terminated"] = np.full(self.num_envs, self.t == self.length)
+        return self.obs, reward, infos["terminated"], np.zeros(self.num_envs, bool), infos
+
+
 # -- pictures --
 class Screen(Toy):
     """Draws into one buffer; the frame of step t is 20 * t everywhere."""

@@ -12,10 +12,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+import envs
 import pytest
 import torch
 from registry import Script
-from watch import Killed, checkpoint_of
+from watch import Killed, checkpoint_of, one_layer_agent
 
 
 def train(script: Script, **changes) -> Path:
@@ -92,6 +93,27 @@ def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
 
     monkeypatch.setattr(script.module, "make_envs", watched)
     return seeds
+
+
+def play_frames(module, patch: pytest.MonkeyPatch) -> None:
+    """Let a script for games play `envs.Frames`, with one layer for its convolutions."""
+
+    def make_envs(args, *_):
+        game = module.make_env(args)
+        return envs.Frames(args.num_envs, game.observation_space, game.action_space)
+
+    patch.setattr(module, "make_envs", make_envs)
+    patch.setattr(module, "Agent", one_layer_agent(module))
+
+
+def steady(script: Script, patch: pytest.MonkeyPatch) -> dict:
+    """Fields of a run that resumes to the bit: its episodes end with its rollouts.
+
+    Procgen's games need nothing: the checkpoint has their state.
+    """
+    if script.games and script.reset_rows:
+        play_frames(script.module, patch)
+    return {} if script.games else {"env_id": script.env("Steady")}
 
 
 # -- kills --

@@ -28,6 +28,7 @@ class Script:
     details: dict[str, str]  # id -> pattern of the code beside its marker
     new: bool = False  # in the form of version 1.0
     discrete: bool = False  # of the new form: it plays `NameDiscrete-v0` of tests/envs.py
+    games: bool = False  # of the new form: it plays its own games only, none of tests/envs.py
     # Of the old form: name -> fields of a run of which the environments' state is saved; the same
     # where it cannot be saved, the last one of which runs anywhere; fields of a run of which the
     # rewards become NaN at step 40; fields that an environment of the user's own needs.
@@ -46,7 +47,7 @@ class Script:
     loss: str = "ppo_loss"  # the function that gets every minibatch
     lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
-    other_shape: dict = field(default_factory=dict)  # fields that exact's last env_id leaves alone
+    other_shape: dict = field(default_factory=dict)  # fields that give weights of other shapes
     card: dict = field(default_factory=dict)  # fields of a tiny run on a GPU, tests/test_cuda.py
     counted: str = ""  # why the rehearsal without a GPU counts what waits for none
     python: str = ">=3.11,<3.14"
@@ -152,10 +153,10 @@ ATARI = {
     "A04": r"for action in \(1, 2\)",
     "A05": r"cv2\.INTER_AREA",
     "A06": r"TransformReward\(env, np\.sign\)",
-    "A07": r"FrameStackObservation\(env, n, padding_type=\"zero\"\)",
+    "A07": r"padding_type=\"zero\"\)",
     "A08": r"self\.network = nature_cnn\(\)",
     "A09": r"/ 255",
-    "S02": r"next_valid = dones\[t\] == 0",
+    "S02": r"valid.* = dones\[t\] == 0",
 }
 LSTM = {
     "A08": r"self\.network = nature_cnn\(\) if pixels",
@@ -332,25 +333,38 @@ GAMES |= {"cuda": False, "compile": False}
 
 ATARI_SCRIPT = Script(
     name="ppo_atari",
-    tiny=GAMES,
-    exact={
-        "Centipede": {"update_epochs": 2},
-        "Breakout": {"env_id": "Breakout-v5", "max_episode_steps": 27_000, "num_steps": 128}
-        | {"total_timesteps": 1280, "shared_network": False},
-    },
-    inexact={
-        "sticky actions": {"repeat_action_probability": 0.25, "max_episode_steps": 16},
-        "EnvPool": {"env_backend": "envpool", "max_episode_steps": 16},
-    },
-    poisoned=None,
-    own=None,
-    wrong_env={"HalfCheetah-v4": ["HalfCheetah-v4", "no Atari game"]},
-    by_hand=None,
+    new=True,
+    games=True,
     reset_rows=True,
-    details={name: code for name, code in CORE.items() if name != "C13"} | ATARI | PARALLEL,
+    parent="ppo",
+    tiny=GAMES,
+    wrong_env={"HalfCheetah-v4": ["--env-id (HalfCheetah-v4)", "no Atari game"]},
+    by_hand=None,
+    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | ATARI,
+    different={
+        "Args": "the flags of the details",
+        "layer_init": "convolutions, too",
+        "Agent.__init__": "the Nature CNN",
+        "Agent.act": "one pass for action, log-probability and value",
+        "Agent.evaluate_actions": "logits and value from one network",
+        "train: set-up": "uint8 images, reset rows, compilation",
+        "train: rollout": "log-probabilities and values at once, reset rows, whole games",
+        "train: advantages": "the row after a step holds what it led to",
+        "train: update": "reset rows are no samples",
+        "train: log and checkpoint": "reset rows are no samples",
+        "check_args": "flags of the games, EnvPool",
+        "check_runs": "flags of the network, EnvPool's threads",
+        "make_env": "ALE in the wrappers",
+        "make_envs": "EnvPool, and resets on the step after",
+        "film": "whole games, at their speed",
+        "try_env": "every game can be filmed",
+        "provenance": "versions of ALE and EnvPool",
+        "evaluate": "whole games, side by side, on the device of the run",
+    },
+    other_shape={"shared_network": False},
     zero=ZERO | {"repeat_action_probability"},
     bad_flags={"--env-backend async": ["--env-backend"]},
-    free=FREE | {"compile", "env_threads"},
+    free=FREE | {"compile", "init_from", "env_threads"},
     free_to_play={"env_backend"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
@@ -358,7 +372,6 @@ ATARI_SCRIPT = Script(
 
 LSTM_SCRIPT = Script(
     name="ppo_lstm",
-    parent="ppo_atari",
     tiny={"env_id": "CartPole-v1", "cuda": False, "compile": False} | TINY,
     exact={
         "CartPole": {},
@@ -385,29 +398,10 @@ LSTM_SCRIPT = Script(
     counted="the length of the longest episode, known to the CPU alone",
     whole_sequences=True,
     reset_rows=True,
-    details=ATARI_SCRIPT.details | LSTM,
-    different={
-        "Args": "memory, hidden velocities",
-        "Agent.__init__": "LSTM, vectors",
-        "Agent.act": "LSTM",
-        "Agent.evaluate_actions": "of hidden states",
-        "minibatch_loss": "of hidden states",
-        "train: set-up": "LSTM state, vectors",
-        "train: rollout": "LSTM state",
-        "train: advantages": "LSTM state",
-        "train: update": "sequences",
-        "train: checkpoint": "LSTM state",
-        "check_args": "vectors, minibatches of whole environments",
-        "game_name": "vectors",
-        "make_env": "vectors",
-        "make_envs": "vectors",
-        "env_states": "classic control",
-        "restore_envs": "classic control",
-        "evaluate": "LSTM state",
-    },
+    details={n: code for n, code in CORE.items() if n != "C13"} | ATARI | PARALLEL | LSTM,
     zero=ATARI_SCRIPT.zero,
     bad_flags=ATARI_SCRIPT.bad_flags,
-    free=ATARI_SCRIPT.free,
+    free=FREE | {"compile", "env_threads"},
     free_to_play={"env_backend"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,

@@ -23,6 +23,7 @@ from draws import Draws, WatchedAdam, weights_of
 
 script, file, eps, num_steps, *flags = sys.argv[1:]
 draws = Draws(int(num_steps))
+last_channels = "network.7.weight" if "lstm" in script else None  # where ours come last
 
 
 def channels_first(weight: torch.Tensor) -> torch.Tensor:
@@ -41,7 +42,7 @@ class Adam(WatchedAdam):
         ours, theirs = torch.load(file), agent.state_dict()
         assert len(ours) == len(theirs)
         for (name, weight), (other, into) in zip(ours.items(), pairs(ours, theirs)):
-            weight = channels_first(weight) if name == "network.7.weight" else weight
+            weight = channels_first(weight) if name == last_channels else weight
             assert weight.numel() == into.numel(), (name, other)
             into.copy_(weight.view_as(into))
 
@@ -90,7 +91,7 @@ runpy.run_path(str(shim if shim.exists() else path), run_name="__main__")
 ours, last = torch.load(file), weights_of(Adam.agent)
 named = zip(ours.items(), pairs(ours, last))
 last = {
-    name: weight.view_as(into) if name != "network.7.weight" else channels_last(weight)
+    name: weight.view_as(into) if name != last_channels else channels_last(weight)
     for (name, into), (_, weight) in named
 }
 torch.save(last, file)
