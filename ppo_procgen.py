@@ -477,7 +477,6 @@ def check_args(args: Args) -> None:
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
-    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
     games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
     games = f"{games} leaper maze miner ninja plunder starpilot".split()
     require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
@@ -487,6 +486,7 @@ def check_args(args: Args) -> None:
     require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
+    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
