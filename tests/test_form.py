@@ -588,12 +588,12 @@ def test_environments_that_do_not_fit_are_named_and_nothing_stays(script, captur
 @pytest.mark.timeout(60)  # where it is not refused it hangs
 @each_text_of("check_args")
 def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finished):
+    run_dir = finished(script)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
     monkeypatch.setattr(script.module, "find_spec", lambda name: None)
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
-    run_dir = finished(script)
     flags = ["--evaluate", str(run_dir), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
     message = message_of(script, "--evaluate", str(run_dir), "--resume", str(run_dir))
