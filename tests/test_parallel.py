@@ -300,26 +300,6 @@ def test_the_reward_normalizer_is_that_of_one_process_with_all_environments(scri
     assert (np.sign(rewards) == np.sign(raw)).all()
 
 
-def test_the_advantages_of_a_whole_batch_are_normalized_over_all_processes(recordings):
-    if not available("ppg_procgen"):
-        pytest.skip("procgen-mirror is not installed")
-    ours, theirs = (recording["ppg_procgen"]["advantages"] for recording in recordings)
-    epoch = 2  # minibatches
-    parts = [torch.cat(one[:epoch]) for one in (ours, theirs)]
-    whole = torch.cat(parts)
-    assert abs(whole.mean()) < 1e-5 and whole.std(correction=0) == pytest.approx(1, abs=1e-4)
-    assert all(abs(part.mean()) > 1e-3 for part in parts)
-
-
-def test_rollouts_are_kept_until_the_last_checkpoint_is_written(recordings):
-    """With the checkpoint before it a run could not be resumed without them."""
-    if not available("ppg_procgen"):
-        pytest.skip("procgen-mirror is not installed")
-    first = recordings[0]["ppg_procgen"]
-    assert first["rollouts"] == ["observations.bin", "observations1.bin"]
-    assert list(Path(first["run_dir"]).glob("observations*.bin")) == []
-
-
 # -- early stop, checkpoints --
 def stopped_early(script: Script) -> dict:
     """Epochs of an iteration where only the second process sees a large KL divergence."""
@@ -463,8 +443,6 @@ def test_a_process_has_its_share(script, second_of_two):
     rank, own = script.module.join_processes(args)
     changed = {k: v for k, v in vars(own).items() if v != getattr(args, k)}
     expected = {"num_envs": 4, "env_threads": 3, "capture_video": False, "total_timesteps": 128}
-    if script.name == "ppg_procgen":
-        expected |= {"num_aux_rollouts": 1}
     assert own.num_iterations == args.num_iterations
     assert (rank, changed) == (1, expected)
     args.env_threads = 1
@@ -621,8 +599,3 @@ def test_documented_commands_run(command):
     (run_dir,) = Path("runs").iterdir()
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
     assert len(checkpoint["processes"]) == int(size) and checkpoint["iteration"] == 2
-
-
-def test_openais_recipe_is_among_them():
-    (command,) = [command for command in documented() if "--aux-adam" in command]
-    assert command.startswith("--nproc-per-node 4 ppg_procgen.py") and "--num-envs 256" in command
