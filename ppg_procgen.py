@@ -48,6 +48,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -144,9 +145,7 @@ class RunningMeanStd:
         """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = x[0], 0.0
-        if n > 1:  # spared where it can be: NumPy's mean and var are slow
-            mean, var = x.mean(axis=0), x.var(axis=0)
+        mean, var = (x.mean(0), x.var(0)) if n > 1 else (x[0], 0.0)  # NumPy's mean and var are slow
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         self.mean = self.mean + delta * (n / total)
@@ -212,11 +211,11 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
         self.detach = args.arch == "detach"
-        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits (n, A), values and auxiliary values (n,) of observations (n, 64, 64, 3) uint8."""
-        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scaling to 0 to 1
+        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
@@ -229,13 +228,13 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
         logits, value, _ = (x.cpu() for x in self(obs))
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast for few rows
-        noise = torch.empty(logits.shape).exponential_().log_()  # the CPU's, also for a GPU's run
+        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
+        """Log-probability, entropy and value, each (n,), of actions at observations."""
         logits, value, _ = self(obs)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), value
@@ -333,9 +332,9 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()
+    keep_freed_memory()  # page faults would cost a sixth of an update
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
@@ -353,7 +352,7 @@ def train(args: Args) -> dict:
         agent.parameters(),
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,  # one kernel for all weights: faster
+        fused=True,  # one kernel: faster
     )
     aux_optimizer = optimizer  # [P09] the same Adam for both phases, or a second one
     if args.aux_adam:
@@ -374,7 +373,7 @@ def train(args: Args) -> dict:
     if args.compile:
         agent.forward = compiled(agent.forward, device)
 
-    # A rollout, in NumPy
+    # A rollout, in NumPy; pinned memory is copied faster to a GPU
     T, N = args.num_steps, args.num_envs
     obs = torch.zeros(T + 1, N, *obs_space.shape, dtype=torch.uint8, pin_memory=args.cuda).numpy()
     actions = np.zeros((T, N), np.int64)
@@ -403,7 +402,7 @@ def train(args: Args) -> dict:
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
-        obs[0] = obs[T]  # where the last one ended
+        obs[0] = obs[T]  # the last rollout ended there
         for t in range(T):  # [C01] vectorized architecture
             inputs = torch.from_numpy(obs[t]).to(device, non_blocking=True)
             actions[t], logprobs[t], values[t] = agent.act(inputs)
@@ -425,11 +424,11 @@ def train(args: Args) -> dict:
             rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
-        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, 64, 64, 3)
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, 64, 64, 3), with obs[T]
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_logprobs = torch.from_numpy(logprobs).to(device).flatten(0, 1)
         with torch.no_grad():
-            values[T] = agent(b_obs[args.batch_size :])[1].cpu()
+            values[T] = agent(b_obs[-N:])[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
         ends = dones  # ~[S01] Procgen does not tell time limits from other ends
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
@@ -573,8 +572,8 @@ def check_args(args: Args) -> None:
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "reward_gamma"):
         value = getattr(args, name)
-        flag = f"--{name.replace('_', '-')}"
-        require(value is None or 0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+        within = value is None or 0 <= value <= 1
+        require(within, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -697,7 +696,7 @@ class Procgen(gym.vector.VectorEnv):
 
 
 def film(envs: Procgen, args: Args, video_dir: Path) -> gym.vector.VectorEnv:
-    """The games with videos of whole ones: of some in training, of the evaluated in evaluation."""
+    """The games with videos of whole ones: some of training, every one of an evaluation."""
     print(f"videos: {video_dir}", flush=True)
     warnings.filterwarnings("ignore", ".*same-step")  # Procgen does not show the end of a game
     evaluates = video_dir.name.startswith("eval")
@@ -760,7 +759,7 @@ def stored_obs(args: Args, run_dir: Path) -> np.memmap:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
@@ -770,7 +769,7 @@ def keep_freed_memory() -> None:
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -778,7 +777,7 @@ def compiled(function, device: torch.device):
     def call(*inputs):
         nonlocal graph
         try:
-            return graph(*inputs)
+            outputs = graph(*inputs)
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
@@ -786,6 +785,8 @@ def compiled(function, device: torch.device):
             print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
 
     return call
 

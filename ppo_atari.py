@@ -4,16 +4,17 @@
 #                 "opencv-python-headless>=4.9", "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0",
 #                 "moviepy>=2.1"]
 # ///
-"""PPO for Atari games: ppo.py with the nine Atari details, on EnvPool or on wrappers to read.
+"""PPO for Atari games: ppo.py with the nine Atari details, on EnvPool or on readable wrappers.
 
 Run:    uv run ppo_atari.py --env-id Breakout-v5
 Watch:  uvx tensorboard --logdir runs
-Expect: a return of 18.6 after 1M steps (three seeds), 449 after 10M (one, with --bf16 in 4 hours)
+Expect: a return of 18.6 after 1M steps (three seeds), 449 after 10M (one seed, --bf16, 4 hours)
 Read:   beside ppo.py, down to the line of "=" below `train`. [A01] to [A09] are the Atari details
         of "The 37 Implementation Details of PPO"; [S01] and [S02] are ours.
-Shapes: T rows of N environments make a batch of B = T * N samples; a minibatch has M of them.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation is C frames of 84 x 84 pixels, an action is one of A.
-Resets: the row after the end of an episode only resets the game and is in no minibatch [S02].
+Resets: the step after the end of an episode only resets the game, and is never trained on [S02].
+        So values[t + 1] belongs to what step t led to: there is no next_obs.
 """
 
 import ctypes
@@ -45,6 +46,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -63,7 +65,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "Breakout-v5"  # the game, also as Breakout or BreakoutNoFrameskip-v4
-    total_timesteps: int = 10_000_000  # rows of the environments in all, in whole batches
+    total_timesteps: int = 10_000_000  # environment steps, resets included, rounded down to batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
@@ -83,20 +85,20 @@ class Args:
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [A08]
-    noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
+    noop_max: int = 30  # a game begins with 1 to noop_max no-op frames; 0: none [A01]
     frame_skip: int = 4  # frames for which an action is repeated [A02]
     episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
     frame_stack: int = 4  # last frames that an observation holds [A07]
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
-    repeat_action_probability: float = 0.0  # probability of repeating the last action
+    repeat_action_probability: float = 0.0  # sticky actions; 0 whatever the name of the game
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # a game is cut off after this: half an hour at --frame-skip 4
 
     # -- run --
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or readable and filmed
-    env_threads: int = os.cpu_count() or 1  # threads of EnvPool
+    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or readable and with videos
+    env_threads: int = os.cpu_count() or 1  # threads of EnvPool, at most one for each game
     compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
     checkpoint_seconds: int = 60  # seconds between checkpoints
@@ -117,7 +119,7 @@ class Args:
 
 # -- environment --
 class NoopReset(gym.Wrapper):
-    """Start a game with 1 to `noop_max` frames of doing nothing."""
+    """Begin a game with 1 to `noop_max` no-op frames."""
 
     def __init__(self, env: gym.Env, noop_max: int):
         super().__init__(env)
@@ -169,8 +171,8 @@ class EpisodicLife(gym.Wrapper):
 
     def reset(self, **kwargs):
         reward, over = 0.0, False
-        new_game = self.game_over or kwargs.get("seed") is not None
-        if not new_game:  # a step of doing nothing goes on from the lost life
+        new_game = self.game_over or kwargs.get("seed") is not None  # a seed asks for one
+        if not new_game:  # the game goes on after the lost life, with a no-op
             obs, reward, terminated, truncated, info = self.env.step(0)
             over = terminated or truncated
         if new_game or over:
@@ -216,7 +218,7 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
     env = gym.wrappers.TransformObservation(env, warp_frame, gray)
     if args.clip_reward:
         env = gym.wrappers.TransformReward(env, np.sign)  # [A06] reward clipping
-    stack = gym.wrappers.FrameStackObservation  # the oldest frame first; before a game all black
+    stack = gym.wrappers.FrameStackObservation  # oldest frame first; black before a reset
     return stack(env, args.frame_stack, padding_type="zero")  # [A07] frame stacking
 
 
@@ -225,11 +227,11 @@ def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
-    names = {name.lower(): name for name in envpool.list_all_envs()}  # its capitals can differ
+    names = {name.lower(): name for name in envpool.list_all_envs()}  # in its own capitals
     return envpool.make_gymnasium(
         names[f"{game_name(args.env_id)}-v5".lower()],
         num_envs=args.num_envs,
-        num_threads=args.env_threads,
+        num_threads=min(args.env_threads, args.num_envs),
         seed=seed % 2**31,
         noop_max=args.noop_max,  # see [A01]
         frame_skip=args.frame_skip,  # see [A02]
@@ -274,11 +276,11 @@ class Agent(nn.Module):
         self.value_network = None if args.shared_network else nature_cnn()
         self.actor = layer_init(nn.Linear(512, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
-        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (n, A) and values (n,) of observations (n, C, 84, 84) uint8."""
-        x = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scaling to 0 to 1
+        x = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
@@ -288,13 +290,13 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
         logits, value = (x.cpu() for x in self(obs))
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast for few rows
-        noise = torch.empty(logits.shape).exponential_().log_()  # the CPU's, also for a GPU's run
+        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
+        """Log-probability, entropy and value, each (n,), of actions at observations."""
         logits, value = self(obs)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), value
@@ -354,9 +356,9 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()
+    keep_freed_memory()  # page faults would cost a sixth of an update
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
@@ -374,7 +376,7 @@ def train(args: Args) -> dict:
         agent.parameters(),
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,  # one kernel for all weights: faster
+        fused=True,  # one kernel: faster
     )
     if initial:
         load_weights(agent, initial)
@@ -384,21 +386,21 @@ def train(args: Args) -> dict:
     if args.compile:
         agent.forward = compiled(agent.forward, device)
 
-    # A rollout, in NumPy
+    # A rollout, in NumPy; pinned memory is copied faster to a GPU
     T, N = args.num_steps, args.num_envs
     obs = torch.zeros(T + 1, N, *obs_space.shape, dtype=torch.uint8, pin_memory=args.cuda).numpy()
-    actions = np.zeros((T, N), np.int32)  # EnvPool takes no others
+    actions = np.zeros((T, N), np.int32)  # EnvPool accepts only int32
     logprobs = np.zeros((T, N), np.float32)
     values = np.zeros((T + 1, N), np.float32)
     rewards = np.zeros((T, N), np.float32)
-    terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
+    terminations = np.zeros((T, N), np.float32)  # 1: a life or the game was lost at this step
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
-    valid = np.ones((T + 1, N), bool)  # False: the row only resets its environment
+    valid = np.ones((T + 1, N), bool)  # False: the step only resets its environment
 
     global_step = (start_iteration - 1) * args.batch_size
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     obs[T], infos = envs.reset(seed=first_seed)
-    episodic_return += infos["reward"]
+    episodic_return += infos["reward"]  # FIRE and no-ops may score
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -407,28 +409,29 @@ def train(args: Args) -> dict:
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
-        obs[0], valid[0] = obs[T], valid[T]  # where the last one ended
+        obs[0], valid[0] = obs[T], valid[T]  # the last rollout ended there
         for t in range(T):  # [C01] vectorized architecture
             inputs = torch.from_numpy(obs[t]).to(device, non_blocking=True)
             actions[t], logprobs[t], values[t] = agent.act(inputs)
             obs[t + 1], rewards[t], terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
-            valid[t + 1] = dones[t] == 0  # [S02] the row after an end only resets
+            valid[t + 1] = dones[t] == 0  # [S02] the step after an end only resets
 
             global_step += N
             log.step(N)
             episodic_return += infos["reward"]  # not clipped
             episodic_length += valid[t]
-            for n in np.flatnonzero(np.logical_or(infos["terminated"], truncated)):  # whole games
+            game_over = np.logical_or(infos["terminated"], truncated)  # not only a life
+            for n in np.flatnonzero(game_over):
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
 
         # -- advantages --
-        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, C, 84, 84)
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, C, 84, 84), with obs[T]
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_logprobs = torch.from_numpy(logprobs).to(device).flatten(0, 1)
         with torch.no_grad():
-            values[T] = agent(b_obs[args.batch_size :])[1].cpu()
+            values[T] = agent(b_obs[-N:])[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
         ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
@@ -443,12 +446,12 @@ def train(args: Args) -> dict:
             "advantages": b_advantages,
             "returns": b_advantages + b_values,
         }
-        real_rows = torch.from_numpy(np.flatnonzero(valid[:T]))
+        valid_inds = torch.from_numpy(np.flatnonzero(valid[:T]))
         stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
-            # Some samples come twice in place of reset rows: minibatches keep their size
-            order = torch.randperm(len(real_rows)).repeat(3)[: args.batch_size]
-            b_inds = real_rows[order].to(device)
+            # Minibatches keep their size: some samples come twice, in place of resets
+            order = torch.randperm(len(valid_inds)).repeat(3)[: args.batch_size]
+            b_inds = valid_inds[order].to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
                 newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
@@ -465,7 +468,7 @@ def train(args: Args) -> dict:
                     break
 
         # -- log and checkpoint --
-        explained = 1 - b_advantages[real_rows].var() / batch["returns"][real_rows].var()
+        explained = 1 - b_advantages[valid_inds].var() / batch["returns"][valid_inds].var()
         log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
         if log.checkpoint_is_due(iteration):
             state = {
@@ -521,8 +524,7 @@ def check_args(args: Args) -> None:
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "repeat_action_probability"):
         value = getattr(args, name)
-        flag = f"--{name.replace('_', '-')}"
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -537,8 +539,7 @@ def check_args(args: Args) -> None:
     for name in ("noop_max", "env_threads", "frame_stack"):
         value = getattr(args, name)
         require(value <= 10**6, f"--{name.replace('_', '-')} ({value}) must be at most 1,000,000")
-    films = args.evaluate and args.capture_video  # on the readable backend
-    if args.env_backend == "envpool" and not films:
+    if args.env_backend == "envpool" and not (args.evaluate and args.capture_video):
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
         require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
@@ -628,7 +629,7 @@ def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
 
 
 def film(env: gym.Env, args: Args, video_dir: Path) -> gym.Env:
-    """The game with videos of whole games: of some in training, of all in an evaluation."""
+    """The game with videos of whole games: some of training, every one of an evaluation."""
     print(f"videos: {video_dir}", flush=True)
     env.metadata = env.metadata | {"render_fps": 60 / args.frame_skip}
     trigger = (lambda game: True) if video_dir.name.startswith("eval") else None
@@ -646,8 +647,8 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
 def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> gym.vector.VectorEnv:
     """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
 
-    infos: "reward" is the reward before [A06], "terminated" says that the whole game is over; in a
-    reset they are of the frames that it plays.
+    infos: "reward" is the reward before [A06], "terminated" says that the whole game is over. The
+    wrappers above count the frames that a reset plays, EnvPool does not.
     """
     if args.env_backend == "envpool":
         return make_envpool(args, seed)
@@ -659,7 +660,7 @@ def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> g
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
@@ -669,7 +670,7 @@ def keep_freed_memory() -> None:
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -677,7 +678,7 @@ def compiled(function, device: torch.device):
     def call(*inputs):
         nonlocal graph
         try:
-            return graph(*inputs)
+            outputs = graph(*inputs)
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
@@ -685,6 +686,8 @@ def compiled(function, device: torch.device):
             print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
 
     return call
 

@@ -43,6 +43,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal, TanhTransform
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -80,7 +81,7 @@ class Args:
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
-    shared_network: bool = False  # one trunk for policy and value instead of two [C13] [M04]
+    shared_network: bool = False  # one trunk for policy and value instead of two [C13]
     activation: Literal["tanh", "relu"] = "tanh"  # nonlinearity of the hidden layers
     init_log_std: float = 0.0  # initial log standard deviation of the policy [M02]
     clip_actions: bool = True  # clip actions to the bounds of the action space [M05]
@@ -101,7 +102,7 @@ class Args:
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
     eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
-    eval_deterministic: bool = False  # evaluate with the means of the policy
+    eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
     def batch_size(self) -> int:
@@ -125,9 +126,7 @@ class RunningMeanStd:
         """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = x[0], 0.0
-        if n > 1:  # spared where it can be: NumPy's mean and var are slow
-            mean, var = x.mean(axis=0), x.var(axis=0)
+        mean, var = (x.mean(0), x.var(0)) if n > 1 else (x[0], 0.0)  # NumPy's mean and var are slow
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         self.mean = self.mean + delta * (n / total)
@@ -153,7 +152,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
     if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
@@ -179,8 +178,7 @@ class Agent(nn.Module):
         policy_head = layer_init(nn.Linear(64, A), 0.01, args)
         value_head = layer_init(nn.Linear(64, 1), 1.0, args)
         self.actor_mean = nn.Sequential(*actor_trunk, policy_head)
-        log_std = torch.full((A,), float(args.init_log_std))
-        self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
+        self.actor_logstd = nn.Parameter(torch.zeros(A) + args.init_log_std)  # [M02] for all states
         self.critic = nn.Sequential(*critic_trunk, value_head)
         self.args = args
         self.low, self.high = action_space.low, action_space.high  # (A,)
@@ -190,12 +188,11 @@ class Agent(nn.Module):
     def get_policy(self, obs: torch.Tensor) -> Normal:
         """The distribution of actions (n, A), before `env_action`, at observations (n, O)."""
         mean = self.actor_mean(obs)
-        std = self.actor_logstd.exp().expand_as(mean)
-        return Normal(mean, std, validate_args=False)  # [M01] normal distributions
+        return Normal(mean, self.actor_logstd.exp(), validate_args=False)  # [M01] a normal policy
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, greedy: bool = False) -> torch.Tensor:
-        """Actions (n, A) at observations (n, O): sampled, or the means."""
+        """Actions (n, A) at observations (n, O): sampled, or the most probable ones."""
         policy = self.get_policy(obs)
         return policy.mean if greedy else policy.sample()
 
@@ -214,7 +211,7 @@ class Agent(nn.Module):
         return self.critic(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value (n,) of actions (n, A) at observations (n, O)."""
+        """Log-probability, entropy and value, each (n,), of actions at observations (n, O)."""
         policy = self.get_policy(obs)
         logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
         entropy = policy.entropy().sum(-1)
@@ -318,8 +315,9 @@ def train(args: Args) -> dict:
         [params],
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,
+        fused=True,  # one kernel: faster
     )
+    update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
     if initial:
@@ -328,8 +326,6 @@ def train(args: Args) -> dict:
     if checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
-
-    update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
 
     # A rollout, in NumPy
     T, N = args.num_steps, args.num_envs
@@ -410,8 +406,7 @@ def train(args: Args) -> dict:
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 params.grad, mb_stats = update(agent, batch, mb_inds, clip_coef, args)
                 optimizer.step()
-                # Clones, since a CUDA graph overwrites its results
-                stats.append({name: stat.clone() for name, stat in mb_stats.items()})
+                stats.append(mb_stats)
             if args.target_kl:  # [X03] early stop
                 epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
@@ -711,15 +706,15 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    print("the first update compiles, up to a minute (--no-compile skips this)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
 
     def call(*inputs):
         nonlocal graph
         try:
-            return graph(*inputs)
+            outputs = graph(*inputs)
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
@@ -727,6 +722,8 @@ def compiled(function, device: torch.device):
             print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
 
     return call
 

@@ -44,6 +44,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal, TanhTransform, kl_divergence
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -104,7 +105,7 @@ class Args:
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
     eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
-    eval_deterministic: bool = False  # evaluate with the means of the policy
+    eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
     def batch_size(self) -> int:
@@ -128,9 +129,7 @@ class RunningMeanStd:
         """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = x[0], 0.0
-        if n > 1:  # spared where it can be: NumPy's mean and var are slow
-            mean, var = x.mean(axis=0), x.var(axis=0)
+        mean, var = (x.mean(0), x.var(0)) if n > 1 else (x[0], 0.0)  # NumPy's mean and var are slow
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
         self.mean = self.mean + delta * (n / total)
@@ -156,7 +155,7 @@ def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args)
 
 
 # -- agent --
-def layer_init(layer: nn.Linear, std: float, args: Args) -> nn.Linear:
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
     """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
     if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
@@ -182,8 +181,7 @@ class Agent(nn.Module):
         policy_head = layer_init(nn.Linear(64, A), 0.01, args)
         value_head = layer_init(nn.Linear(64, 1), 1.0, args)
         self.actor_mean = nn.Sequential(*actor_trunk, policy_head)
-        log_std = torch.full((A,), float(args.init_log_std))
-        self.actor_logstd = nn.Parameter(log_std)  # [M02] state-independent
+        self.actor_logstd = nn.Parameter(torch.zeros(A) + args.init_log_std)  # [M02] for all states
         self.critic = nn.Sequential(*critic_trunk, value_head)
         self.args = args
         self.low, self.high = action_space.low, action_space.high  # (A,)
@@ -197,12 +195,11 @@ class Agent(nn.Module):
     def get_policy(self, obs: torch.Tensor) -> Normal:
         """The distribution of actions (n, A), before `env_action`, at observations (n, O)."""
         mean = self.actor_mean(obs)
-        std = self.actor_logstd.exp().expand_as(mean)
-        return Normal(mean, std, validate_args=False)  # [M01] normal distributions
+        return Normal(mean, self.actor_logstd.exp(), validate_args=False)  # [M01] a normal policy
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, greedy: bool = False) -> torch.Tensor:
-        """Actions (n, A) at observations (n, O): sampled, or the means."""
+        """Actions (n, A) at observations (n, O): sampled, or the most probable ones."""
         policy = self.get_policy(obs)
         return policy.mean if greedy else policy.sample()
 
@@ -221,7 +218,7 @@ class Agent(nn.Module):
         return self.critic(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value (n,) of actions (n, A) at observations (n, O)."""
+        """Log-probability, entropy and value, each (n,), of actions at observations (n, O)."""
         policy = self.get_policy(obs)
         logprob = policy.log_prob(actions).sum(-1)  # [M03] independent action components
         entropy = policy.entropy().sum(-1)
@@ -265,8 +262,10 @@ def trpo_loss(agent: Agent, old_policy: Normal, batch: dict, args: Args):
         advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
     logratio = newlogprob - batch["logprobs"]
-    pg_loss = -(advantages * logratio.exp()).mean()  # ~[C08] the trust region replaces the clip
+    ratio = logratio.exp()
+    pg_loss = -(advantages * ratio).mean()  # ~[C08] the trust region replaces the clip
     kl = kl_divergence(old_policy, agent.get_policy(batch["obs"])).sum(-1).mean()
+
     entropy = entropy.mean()
     loss = pg_loss - args.ent_coef * entropy  # [C10] overall loss, without the value's
     stats = {  # [C12] debug variables
@@ -291,16 +290,15 @@ def fisher_vector_product(agent: Agent, obs: torch.Tensor, args: Args, vector: t
 
 def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
     """Approximate solution x (P,) of product(x) = b (baselines/common/cg.py)."""
-    x = torch.zeros_like(b)
-    residual, direction = b.clone(), b.clone()
+    x, residual, direction = torch.zeros_like(b), b, b
     squares = residual @ residual
     if squares == 0:
         return x
     for _ in range(steps):
         image = product(direction)
         alpha = squares / (direction @ image)
-        x += alpha * direction
-        residual -= alpha * image
+        x = x + alpha * direction
+        residual = residual - alpha * image
         old_squares, squares = squares, residual @ residual
         if squares < 1e-10:  # as in baselines, after a step
             break
@@ -322,22 +320,17 @@ def line_search(agent: Agent, params, full_step, old_policy: Normal, batch, max_
     return old_stats | {"step_fraction": torch.tensor(0.0)}
 
 
-def value_loss(newvalue: torch.Tensor, mb: dict, args: Args) -> torch.Tensor:
-    """The scalar loss of newvalue (M,) on a minibatch of the rollout."""
+def loss_and_grad(agent: Agent, batch: dict, mb_inds, args: Args):
+    """Clipped gradient of the value's loss on samples mb_inds (M,); --compile compiles this."""
+    mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
+    newvalue = agent.get_value(mb["obs"])
     v_loss = (newvalue - mb["returns"]) ** 2
     if args.clip_vloss:  # [C09] value-loss clipping
         v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
         v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
-    return 0.5 * v_loss.mean()
-
-
-def loss_and_grad(agent: Agent, batch: dict, mb_inds, args: Args):
-    """Clipped gradient of the value's loss on samples mb_inds (M,); --compile compiles this."""
-    mb = {name: batch[name][mb_inds] for name in ("obs", "values", "returns")}
-    v_loss = value_loss(agent.get_value(mb["obs"]), mb, args)
-    grad = nn.utils.parameters_to_vector(
-        torch.autograd.grad(v_loss, list(agent.critic.parameters()))
-    )
+    v_loss = 0.5 * v_loss.mean()
+    grads = torch.autograd.grad(v_loss, list(agent.critic.parameters()))
+    grad = nn.utils.parameters_to_vector(grads)
     norm = grad.norm()
     if args.max_grad_norm:  # [C11] global gradient clipping
         grad = grad * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1)
@@ -370,8 +363,9 @@ def train(args: Args) -> dict:
         [value_params],
         lr=args.learning_rate,
         eps=args.adam_eps,  # [C03] Adam's epsilon
-        fused=True,
+        fused=True,  # one kernel: faster
     )
+    update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
     if initial:
@@ -380,8 +374,6 @@ def train(args: Args) -> dict:
     if checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
-
-    update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
 
     # A rollout, in NumPy
     T, N = args.num_steps, args.num_envs
@@ -458,23 +450,20 @@ def train(args: Args) -> dict:
             "returns": b_advantages + b_values,
         }
         loss, _ = trpo_loss(agent, b_policy, batch, args)
-        gradient = nn.utils.parameters_to_vector(
-            torch.autograd.grad(loss, agent.policy_parameters())
-        )  # (P,)
+        grads = torch.autograd.grad(loss, agent.policy_parameters())
+        gradient = nn.utils.parameters_to_vector(grads)  # (P,)
         f_obs = b_obs.view(T, N, -1)[:: args.fisher_every].flatten(0, 1)
         fisher = partial(fisher_vector_product, agent, f_obs, args)
         direction = conjugate_gradient(fisher, -gradient, args.cg_steps)  # [S05] natural gradient
         scale = (2 * max_kl / (direction @ fisher(direction))).sqrt()  # KL of max_kl, to 2nd order
         full_step = scale * direction
-        policy_stats = line_search(agent, params, full_step, b_policy, batch, max_kl, args)
-        stats = [policy_stats]  # and those of each minibatch
+        stats = [line_search(agent, params, full_step, b_policy, batch, max_kl, args)]
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 value_params.grad, mb_stats = update(agent, batch, mb_inds, args)
                 optimizer.step()
-                # Clones, since a CUDA graph overwrites its results
-                stats.append({name: stat.clone() for name, stat in mb_stats.items()})
+                stats.append(mb_stats)
 
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
@@ -772,15 +761,15 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-    print("the first update compiles, up to a minute (--no-compile skips this)", flush=True)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
 
     def call(*inputs):
         nonlocal graph
         try:
-            return graph(*inputs)
+            outputs = graph(*inputs)
         except Exception as error:  # no compiler, no Python headers, no Triton, an old card
             if graph is function:
                 raise
@@ -788,6 +777,8 @@ def compiled(function, device: torch.device):
             print(f"{why}: {first_line(error)}", flush=True)
             graph = function
             return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
 
     return call
 

@@ -157,18 +157,20 @@ class Coin(Toy):
 
 # -- games --
 class Frames(gym.vector.VectorEnv):
-    """What stands in for `make_envs` of a script for games: N images that resets take a row of.
+    """In place of the games of a script, of one or of N: images, and a reset takes a row.
 
-    Each game is `length` steps and a reset, and always the same but for what the actions make of it.
-    It trains on 1 a step, pays more, and every step writes into the images of the one before.
+    Every game has `length` steps and differs by the actions alone. The reward for training is 1,
+    the game pays more; each step writes into the images of the one before.
     """
 
-    length = 7  # with its reset a part of every rollout: games end with the rollouts
+    length = 7  # 8 rows with the reset: games end with the rollouts
 
-    def __init__(self, num_envs: int, obs_space: Box, action_space: Discrete):
-        self.num_envs, self.single_observation_space = num_envs, obs_space
-        self.single_action_space = action_space
-        self.obs = np.zeros((num_envs, *obs_space.shape), np.uint8)
+    def __init__(self, num_envs: int, channels: int):
+        self.observation_space = Box(0, 255, (channels, 84, 84), np.uint8)
+        self.action_space = Discrete(4)
+        self.single_observation_space = self.observation_space
+        self.single_action_space, self.num_envs = self.action_space, num_envs
+        self.obs = np.zeros((num_envs, channels, 84, 84), np.uint8)
 
     def reset(self, seed=None, options=None):
         Seeds.seen += range(seed, seed + self.num_envs)

@@ -98,11 +98,9 @@ def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
 def play_frames(module, patch: pytest.MonkeyPatch) -> None:
     """Let a script for games play `envs.Frames`, with one layer for its convolutions."""
 
-    def make_envs(args, *_):
-        game = module.make_env(args)
-        return envs.Frames(args.num_envs, game.observation_space, game.action_space)
-
-    patch.setattr(module, "make_envs", make_envs)
+    frames = lambda args, n=1: envs.Frames(n, args.frame_stack)  # noqa: E731
+    patch.setattr(module, "make_env", frames)
+    patch.setattr(module, "make_envs", lambda args, *_: frames(args, args.num_envs))
     patch.setattr(module, "Agent", one_layer_agent(module))
 
 

@@ -44,7 +44,7 @@ class Script:
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     steps_of_seconds: int = 12_800  # of the second case of `exact`, where processes are killed
     epochs: str = "update_epochs"  # the field of passes over a rollout
-    loss: str = "ppo_loss"  # the function that gets every minibatch
+    loss: str = "ppo_loss"  # the function that gets every minibatch, or its indices
     lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that give weights of other shapes
@@ -133,8 +133,8 @@ CORE = {
 EARLY_STOP = {"X03": r"torch\.stack\(epoch_kl\)"}  # in the form of version 1.0
 PARALLEL = {"X02": r"average_gradients\(agent, stats\)"}
 CONTINUOUS = {
-    "M01": r"Normal\(mean, std",
-    "M02": r"nn\.Parameter\(log_std\)",
+    "M01": r"Normal\(mean, self\.actor_logstd\.exp\(\)",
+    "M02": r"nn\.Parameter\(torch\.zeros\(A\) \+ args\.init_log_std\)",
     "M03": r"log_prob\(actions\)\.sum\(-1\)",
     "M04": r"actor_trunk if args\.shared_network else trunk\(\)",
     "M05": r"action\.clip\(self\.low, self\.high\)",
@@ -316,7 +316,7 @@ TRPO = Script(
         "Log.iteration": "says whose the diagnostics are",
         "check_args": "flags that may be 0, a batch of one sample",
     },
-    loss="value_loss",
+    loss="loss_and_grad",
     lacks={"vf_coef", "target_kl"},
     zero=MUJOCO.zero - {"vf_coef"} | {"cg_damping"},
     negative=MUJOCO.negative,

@@ -188,18 +188,22 @@ def test_loss_and_kl_are_those_of_a_loop(norm_adv, ent_coef, agent):
 
 
 @pytest.mark.parametrize("clip_vloss", [True, False])
-def test_value_loss_is_that_of_a_loop(clip_vloss):
-    rng = np.random.default_rng(0)
-    new, old, returns = rng.normal(size=(3, 50))
+def test_value_loss_is_that_of_a_loop(clip_vloss, agent):
+    batch = {"obs": torch.randn(60, 3), "values": torch.randn(60), "returns": torch.randn(60)}
+    batch = {name: tensor.double() for name, tensor in batch.items()}
+    inds = torch.randperm(60)[:50]
     args = args_of(clip_vloss=clip_vloss, clip_coef=0.3)
-    mb = {"values": torch.tensor(old), "returns": torch.tensor(returns)}
-    total = 0.0
-    for v, before, target in zip(new, old, returns):
+    new = agent.get_value(batch["obs"])
+    rows = torch.stack([new, batch["values"], batch["returns"]], 1)[inds]
+    total, outside = 0.0, 0
+    for v, before, target in rows.tolist():
+        outside += abs(v - before) > 0.3
         clipped = before + min(max(v - before, -0.3), 0.3)
         error = (v - target) ** 2
         total += max(error, (clipped - target) ** 2) if clip_vloss else error
-    loss = trpo.value_loss(torch.tensor(new), mb, args).item()
-    assert loss == pytest.approx(total / 50 / 2, rel=1e-12)
+    _, stats = trpo.loss_and_grad(agent, batch, inds, args)
+    assert stats["value_loss"].item() == pytest.approx(total / 50 / 2, rel=1e-12)
+    assert 10 < outside < 50
 
 
 # -- line search --
