@@ -8,45 +8,47 @@
 # ///
 """Phasic policy gradient (PPG): ppo_procgen.py and an auxiliary phase, for the games of Procgen.
 
-Run:     uv run ppg_procgen.py --env-id starpilot
-Look:    uvx tensorboard --logdir runs
-Expect:  on starpilot, with --n-iteration 8, 4.1 after 0.5M steps and two hours and a half on one to
-         two cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
-Read:    to the end of `train`, beside ppo_procgen.py; the rest is plumbing. [P01] to [P10] are the
-         details of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), [S01] is ours, the others
-         are as in its parent, "~": left out. Defaults: CleanRL's; OpenAI's: docs/procgen.md.
-Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them;
-         an observation is 64 x 64 pixels of 3 colours, an action is one of A = 15; an auxiliary
-         phase has R rollouts, each T steps of one environment (elsewhere a rollout is a batch).
+Run:    uv run ppg_procgen.py --env-id starpilot
+Watch:  uvx tensorboard --logdir runs
+Expect: on starpilot, with --n-iteration 8, a return of 4.1 after 0.5M steps, 2.5 hours on one to
+        two cores (one seed); published after 25M: 34, 35 (CleanRL), 41, 42 (OpenAI, --arch shared)
+Read:   beside ppo_procgen.py, down to the line of "=" below `train`. [P01] to [P10] are the details
+        of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), the others are as in its parent.
+        The defaults are CleanRL's; docs/procgen.md has OpenAI's.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
+        An observation is 64 x 64 pixels of 3 colors, an action is one of A = 15. An auxiliary phase
+        has R rollouts, here of T steps of one environment.
 """
 
 import contextlib
-import copy
 import ctypes
 import io
 import json
 import math
 import os
 import platform
+import random
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -54,14 +56,14 @@ from tqdm import tqdm
 @dataclass
 class Args:
     # -- experiment --
-    exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
+    seed: int = 1  # seed of weights, actions, minibatches and environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
     cuda: bool = torch.cuda.is_available()  # train on a GPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
+    capture_video: bool = False  # record videos of environment 0 and of the evaluation
 
     # -- algorithm --
     env_id: str = "starpilot"  # one of the 16 games of Procgen
@@ -69,55 +71,50 @@ class Args:
     learning_rate: float = 5e-4  # learning rate of Adam
     num_envs: int = 64  # environments stepped together [C01]
     num_steps: int = 256  # steps of each environment in a rollout
-    anneal_lr: bool = False  # lower the learning rate linearly to zero [C04]
+    anneal_lr: bool = False  # anneal the learning rate linearly to zero [C04]
     gamma: float = 0.999  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 8  # minibatches of an epoch [C06]
-    e_policy: int = 1  # passes over a rollout, for policy and value together [P03]
-    norm_adv: bool = False  # normalize the advantages of a minibatch [C07]
-    adv_norm_fullbatch: bool = True  # normalize the advantages of a rollout [P06]
+    num_minibatches: int = 8  # minibatches per epoch [C06]
+    e_policy: int = 1  # passes over each rollout, for policy and value together [P03]
+    norm_adv: bool = False  # normalize advantages in each minibatch [C07]
+    adv_norm_fullbatch: bool = True  # normalize advantages in each rollout [P06]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
-    ent_coef: float = 0.01  # weight of the entropy bonus [C10]
-    vf_coef: float = 0.5  # weight of the value loss [C10]
-    max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
+    ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
+    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     n_iteration: int = 32  # iterations of a policy phase, before its auxiliary phase [P03]
-    v_value: int = 1  # only 1: --e-policy trains the value too
     e_auxiliary: int = 6  # passes of an auxiliary phase over the rollouts [P04]
     beta_clone: float = 1.0  # weight of the KL from the policy before the auxiliary phase [P05]
     num_aux_rollouts: int = 4  # rollouts (of one environment each) in an auxiliary minibatch [P04]
-    n_aux_grad_accum: int = 1  # multiplies --num-aux-rollouts; --micro-batch saves memory
     skip_aux_every: int = 0  # leave out every n-th auxiliary phase: 2 every other, 1 all, 0 none
-
-    # -- details --
-    anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
+    anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-8  # [P08] epsilon of Adam, torch's default, see [C03]
     aux_adam: bool = False  # an optimizer of its own for the auxiliary phase [P09]
     env_minibatches: bool = False  # minibatches of whole environments in the policy phase [P03]
     init: Literal["torch", "orthogonal", "normed"] = "normed"  # initial weights [C02] [P07]
     arch: Literal["detach", "dual", "shared"] = "detach"  # value: detached, own CNN, shared [P02]
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
-    reward_gamma: float | None = None  # discount factor of norm_reward's sum; None: gamma
+    reward_gamma: float | None = None  # discount factor of that sum; None: --gamma
     norm_reward_rollout: bool = False  # update norm_reward once a rollout, not once a step [P10]
-    clip_reward: float = 10.0  # clip scaled rewards to this range; 0 disables clipping [M09]
-
-    # -- environments and speed --
+    clip_reward: float = 10.0  # clip normalized rewards to this; 0 turns clipping off [M09]
     distribution_mode: Literal["easy", "hard"] = "easy"  # difficulty of the levels
     num_levels: int = 0  # levels to train on; 0: all 2**31 - 1 of them
     start_level: int = 0  # first level to train on
-    env_threads: int = 4  # threads that step the games; 0: none of their own
-    compile: bool = torch.cuda.is_available()  # compile loss and acting; little use on a CPU
-    micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, a policy minibatch on a GPU
-    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
 
     # -- run --
-    checkpoint_seconds: int = 60  # between checkpoints; auxiliary phases and the end have their own
-    resume: str | None = None  # continue the run in this directory, with its configuration
-    evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
-    eval_levels: Literal["train", "unseen"] = "train"  # play training levels, or all above those
-    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
+    env_threads: int = 4  # threads that step the games; 0: none of their own
+    compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
+    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
+    micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, a policy minibatch on a GPU
+    checkpoint_seconds: int = 60  # seconds between checkpoints
+    init_from: str | None = None  # directory of a run whose agent is the initial one
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_levels: Literal["train", "unseen"] = "train"  # levels of training, or all above those
+    eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
     def batch_size(self) -> int:
@@ -136,25 +133,27 @@ class Args:
 
 
 # -- reward normalizer --
-class RunningMeanStd(NamedTuple):
+@dataclass
+class RunningMeanStd:
     """Running mean and variance in float64 (baselines/common/running_mean_std.py)."""
 
     mean: np.ndarray
     var: np.ndarray
     count: float = 1e-4
 
-    def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
+    def update(self, x: np.ndarray) -> None:
+        """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
         n, total = len(x), self.count + len(x)
         x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # for speed
+        mean, var = (x.mean(0), x.var(0)) if n > 1 else (x[0], 0.0)  # NumPy's mean and var are slow
         delta = mean - self.mean
         m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
-        return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
+        self.mean = self.mean + delta * (n / total)
+        self.var, self.count = m2 / total, total
 
 
 def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
+    """Rewards (N,) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
     if args.norm_reward:  # [M08] reward scaling
         reward = reward / np.sqrt(return_rms.var + 1e-8)
         if args.clip_reward:  # [M09] reward clipping
@@ -168,7 +167,7 @@ def layer_init(layer: nn.Module, std: float, init: str) -> nn.Module:
 
     The first two have zero bias (baselines/a2c/utils.py; phasic-policy-gradient/torch_util.py).
     """
-    if init == "orthogonal":  # [C02] orthogonal initialization of weights, zero biases
+    if init == "orthogonal":  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
         nn.init.zeros_(layer.bias)
     if init == "normed":  # [P07] normed initialization
@@ -192,7 +191,7 @@ class ResidualBlock(nn.Module):
 
 
 class Agent(nn.Module):
-    """Policy and value function of images (n, 64, 64, 3) uint8: IMPALA's CNN (arXiv:1802.01561)."""
+    """Policy and value of images: the residual network of IMPALA (arXiv:1802.01561)."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
         super().__init__()
@@ -203,21 +202,20 @@ class Agent(nn.Module):
                 layers.append(layer_init(nn.Conv2d(c_in, c_out, 3, padding=1), 1.0, args.init))
                 layers.append(nn.MaxPool2d(3, stride=2, padding=1))
                 layers += [ResidualBlock(c_out, args.init), ResidualBlock(c_out, args.init)]
-            layers += [nn.ReLU(), nn.Flatten()]
-            layers.append(layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init))
-            return nn.Sequential(*layers, nn.ReLU())
+            linear = layer_init(nn.Linear(32 * 8 * 8, 256), 1.4, args.init)
+            return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), linear, nn.ReLU())
 
         self.network = impala_cnn()
-        self.value_network = impala_cnn() if args.arch == "dual" else None  # None: self.network
+        self.value_network = impala_cnn() if args.arch == "dual" else None
         self.actor = layer_init(nn.Linear(256, int(action_space.n)), 0.1, args.init)
         self.critic = layer_init(nn.Linear(256, 1), 0.1, args.init)
         self.aux_critic = layer_init(nn.Linear(256, 1), 0.1, args.init)  # [P01] auxiliary value
         self.detach = args.arch == "detach"
-        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
+        self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Logits (n, A), values and auxiliary values (n,) of observations (n, 64, 64, 3) uint8."""
-        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scaling to 0 to 1
+        x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
@@ -226,20 +224,17 @@ class Agent(nn.Module):
         value = self.critic(value_hidden.float()).squeeze(-1)
         return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
 
-    def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
-        return -torch.empty(*shape, self.actor.out_features).exponential_().log()
-
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, noise: torch.Tensor):
-        """Gumbel-max samples (modes if noise is 0), log-probabilities and values, each (n,)."""
-        logits, value, _ = self(obs)
-        action = (logits + noise).argmax(-1)
-        logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
-        return action, logprob, value
+    def act(self, obs: torch.Tensor, greedy: bool = False):
+        """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
+        logits, value, _ = (x.cpu() for x in self(obs))
+        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
+        return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at observations."""
+        """Log-probability, entropy and value, each (n,), of actions at observations."""
         logits, value, _ = self(obs)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), value
@@ -294,10 +289,10 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 
 def aux_loss(agent: Agent, mb: dict, args: Args):
-    """PPG's L_joint + L_value, a scalar, and its terms on M steps (arXiv:2009.04416, section 2).
+    """PPG's L_joint + L_value, a scalar, and its terms on M samples (arXiv:2009.04416, section 2).
 
-    mb: observations, logits (M, A) of the policy before the auxiliary phase and returns (M,), the
-    value targets of the policy phase. --compile compiles this too.
+    mb: observations, logits (M, A) of the policy before the auxiliary phase, and returns (M,), the
+    targets of the value in the policy phase.
     """
     logits, value, aux_value = agent(mb["obs"])
     old_logprobs, logprobs = mb["logits"].log_softmax(-1), logits.log_softmax(-1)
@@ -310,20 +305,20 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
 
 
 def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The scalar loss and diagnostics of a minibatch; --compile makes it one graph."""
+    """The scalar loss and diagnostics of samples of the batch."""
     newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
     return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
 
 
 def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
-    """Sum the gradient of a minibatch into the parameters, part by part; returns its diagnostics.
+    """Add the gradient of a minibatch, part by part, to the parameters; returns its diagnostics.
 
     So memory holds the activations of one part only. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
     for start in range(0, len(mb["obs"]), micro_batch_size):
-        part = {name: b[start : start + micro_batch_size] for name, b in mb.items()}
+        part = {name: tensor[start : start + micro_batch_size] for name, tensor in mb.items()}
         share = len(part["obs"]) / len(mb["obs"])
         loss, stats = loss_fn(agent, part, *rest)
         (share * loss).backward()
@@ -334,433 +329,330 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
     return sums
 
 
-def average_gradients(agent: Agent, stats: dict) -> None:
-    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
-    if dist.is_initialized():
-        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
-        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
-        dist.all_reduce(flat)
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(mean.view_as(tensor))
-
-
 def train(args: Args) -> dict:
-    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()
+    keep_freed_memory()  # page faults would cost a sixth of an update
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
-    rank, local_args = join_processes(args)
-    torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
+    torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
-    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not complete, f"{run_dir} is done: --evaluate plays it")
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
+    check_runs(args, checkpoint, initial)
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
+    try_env(args, initial)
 
-    env_seed = args.seed + rank * local_args.num_envs
-    envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
+    envs = make_envs(args, run_dir, first_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    agent = Agent(obs_space, action_space, args)
-    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # those of rank 0
-    load_weights(agent, weights)
-    agent.to(device, memory_format=torch.channels_last)
-    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
-    optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    max_norm = args.max_grad_norm or math.inf
+    agent = Agent(obs_space, action_space, args).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(
+        agent.parameters(),
+        lr=args.learning_rate,
+        eps=args.adam_eps,  # [C03] Adam's epsilon
+        fused=True,  # one kernel: faster
+    )
     aux_optimizer = optimizer  # [P09] the same Adam for both phases, or a second one
     if args.aux_adam:
-        aux_optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    learners = {"agent": agent, "optimizer": optimizer, "aux_optimizer": aux_optimizer}
+        aux_optimizer = torch.optim.Adam(
+            agent.parameters(), lr=args.learning_rate, eps=args.adam_eps, fused=True
+        )
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
-    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
-    minibatch_size = local_args.batch_size // args.num_minibatches
+    minibatch_size = args.batch_size // args.num_minibatches
     micro_batch_size = args.micro_batch or (minibatch_size if args.cuda else 64)
-    rollout_agent = copy.deepcopy(agent)  # acts, with weights that --bf16 casts once a rollout
-    nn.ModuleList([rollout_agent.network, rollout_agent.value_network]).to(agent.dtype)
-
-    # A rollout
-    T, N = args.num_steps, local_args.num_envs
-    obs = torch.zeros((T + 1, N, *obs_space.shape), dtype=torch.uint8, device=device)
-    actions = torch.zeros((T, N), dtype=torch.int64, device=device)
-    logprobs = torch.zeros((T, N), device=device)
-    values = torch.zeros((T + 1, N), device=device)
-    rewards = np.zeros((T, N), np.float32)
-    discounted_returns = np.zeros((T, N))
-    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode
-
-    # The rollouts of a policy phase; their observations are a file, see stored_obs
-    obs_file = run_dir / f"observations{rank or ''}.bin"
-    aux_returns = torch.zeros((local_args.phase_rollouts, T), device=device)
-    aux_minibatch = local_args.num_aux_rollouts * args.n_aux_grad_accum  # rollouts
-
-    # State carried between iterations and saved in checkpoints
-    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
-    global_step = 0
-    seconds = 0.0  # of training before this process
-    recent_returns = deque(maxlen=100)
-    next_obs, _ = envs.reset(seed=env_seed)
-    discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
-    paused = None  # the state after an auxiliary pass, if the run was stopped in that phase
+    reward_gamma = args.gamma if args.reward_gamma is None else args.reward_gamma
+    if initial:
+        load_weights(agent, initial)
+        return_rms = load_rms(initial, "return_rms")
     if checkpoint:
-        process = checkpoint["processes"][rank]
         optimizer.load_state_dict(checkpoint["optimizer"])
         aux_optimizer.load_state_dict(checkpoint["aux_optimizer"])
-        aux_returns = process["aux_returns"].to(device)
-        paused = checkpoint["paused"]
-        torch.set_rng_state(process["rng"])
-        global_step = checkpoint["global_step"]
-        seconds = checkpoint["seconds"]
-        recent_returns.extend(checkpoint["recent_returns"])
-        return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        restore_envs(envs, process["envs"])
-        carried = (x.numpy() for x in process["carried"])
-        next_obs, discounted_return, episodic_return, episodic_length = carried
+        torch.set_rng_state(checkpoint["rng"])
+    if args.compile:
+        agent.forward = compiled(agent.forward, device)
 
-    place = (start_iteration - 1) % args.n_iteration  # iterations of its phase that are over
-    all_gather(make_obs_file(local_args, obs_file, place))  # a barrier: if one fails, no logs
-    writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
-    start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
+    # A rollout, in NumPy; pinned memory is copied faster to a GPU
+    T, N = args.num_steps, args.num_envs
+    obs = torch.zeros(T + 1, N, *obs_space.shape, dtype=torch.uint8, pin_memory=args.cuda).numpy()
+    actions = np.zeros((T, N), np.int64)
+    logprobs = np.zeros((T, N), np.float32)
+    values = np.zeros((T + 1, N), np.float32)
+    rewards = np.zeros((T, N), np.float32)
+    discounted_returns = np.zeros((T, N))  # of past rewards, for their normalizer
+    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step
+    # Of the rollouts of a policy phase; their observations are a file, see stored_obs
+    phase_returns = torch.zeros(args.phase_rollouts, T, device=device)
+
+    global_step = (start_iteration - 1) * args.batch_size
+    carried = np.zeros((3, N))
+    episodic_return, episodic_length, discounted_return = carried  # views, changed in place
+    if checkpoint:  # go on within the episodes
+        envs.unwrapped.games.set_state(checkpoint["games"])
+        carried[:] = checkpoint["carried"]
+        phase_returns[:] = checkpoint["phase_returns"]
+    obs[T], _ = envs.reset(seed=first_seed)
+    make_obs_file(args, run_dir, start_iteration)
+    log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
-        rollout_start = time.time()
-        finished = []  # (step, return, length, time) of episodes
-        noise = agent.draw_noise(T, N).to(device)
-        rollout_agent.load_state_dict(agent.state_dict())  # copies the weights, in place
-        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
-            example = (rollout_agent, obs[0], noise[0])
-            act = compiled(Agent.act, device, example) if args.compile else Agent.act
-        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
-            obs[t] = torch.from_numpy(next_obs)
-            actions[t], logprobs[t], values[t] = act(rollout_agent, obs[t], noise[t])
-            env_action = actions[t].cpu().numpy()  # CPU-GPU sync
-            next_obs, reward, terminated, truncated, _ = envs.step(env_action)
+        obs[0] = obs[T]  # the last rollout ended there
+        for t in range(T):  # [C01] vectorized architecture
+            inputs = torch.from_numpy(obs[t]).to(device, non_blocking=True)
+            actions[t], logprobs[t], values[t] = agent.act(inputs)
+            obs[t + 1], reward, terminated, truncated, _ = envs.step(actions[t])
             dones[t] = np.logical_or(terminated, truncated)
-            rewards[t] = reward
+            discounted_return[:] = reward_gamma * discounted_return + reward
+            discounted_returns[t], rewards[t] = discounted_return, reward
 
-            global_step += args.num_envs
+            global_step += N
+            log.step(N)
             episodic_return += reward
             episodic_length += 1
-            discounted_return = reward_gamma * discounted_return + reward
-            discounted_returns[t] = discounted_return
-            for n in np.flatnonzero(dones[t]):
-                finished.append((global_step, episodic_return[n], episodic_length[n], time.time()))
-                discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        obs[T] = torch.from_numpy(next_obs)
-        all_sums = np.concatenate(all_gather(discounted_returns), axis=1)  # (T, num_envs)
-        if args.norm_reward_rollout:  # [P10] statistics of the whole rollout first, then scaling
-            return_rms = return_rms.update(all_sums.ravel())
-            rewards[:] = normalize_reward(return_rms, rewards, args)
-        else:
-            for t in range(T):
-                return_rms = return_rms.update(all_sums[t])
-                rewards[t] = normalize_reward(return_rms, rewards[t], args)
+            for n in np.flatnonzero(dones[t]):  # obs[t + 1, n] begins the next one
+                log.episode(global_step, episodic_return[n], episodic_length[n])
+                episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
+        # [P10] reward statistics of the whole rollout, then scaling; or step after step
+        for t in [slice(None)] if args.norm_reward_rollout else range(T):
+            return_rms.update(discounted_returns[t].ravel())
+            rewards[t] = normalize_reward(return_rms, rewards[t], args)
 
         # -- advantages --
-        update_start = time.time()
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, 64, 64, 3), with obs[T]
+        b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
+        b_logprobs = torch.from_numpy(logprobs).to(device).flatten(0, 1)
         with torch.no_grad():
-            values[T] = agent(obs[T])[1]
-        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] after an end: the next game's, unused
-        # ~[S01] no bootstrap at time limits: Procgen does not tell them from other ends
-        advantages = gae(rewards, V[:T], V[1:], dones, dones, args.gamma, args.gae_lambda)  # (T, N)
+            values[T] = agent(b_obs[-N:])[1].cpu()
+        b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
+        ends = dones  # ~[S01] Procgen does not tell time limits from other ends
+        advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
         # -- update --
-        b_advantages = torch.from_numpy(advantages).to(device).flatten()
-        batch = {"obs": obs[:T], "actions": actions, "logprobs": logprobs, "values": values[:T]}
-        batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
-        batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
+        batch = {
+            "obs": b_obs,
+            "actions": b_actions,
+            "logprobs": b_logprobs,
+            "values": b_values,
+            "advantages": b_advantages,
+            "returns": b_advantages + b_values,
+        }
         if args.adv_norm_fullbatch:  # [P06] advantage normalization over the whole batch
-            all_advantages = torch.cat(all_gather(b_advantages.cpu()))  # of all processes
-            centered = b_advantages - all_advantages.mean()
-            batch["advantages"] = centered / (all_advantages.std(correction=0) + 1e-8)
-        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
-            first = slice(min(micro_batch_size, minibatch_size))
-            example = (agent, {name: b[first] for name, b in batch.items()}, clip_coef, args)
-            loss_fn = compiled(minibatch_loss, device, example) if args.compile else minibatch_loss
-            aux_batch = {"obs": batch["obs"], "logits": noise.flatten(0, 1)}  # only shapes matter
-            aux_batch["returns"] = batch["returns"]
-            first = slice(min(micro_batch_size, aux_minibatch * T))
-            example = (agent, {name: b[first] for name, b in aux_batch.items()}, args)
-            compiles = args.compile and args.skip_aux_every != 1
-            aux_loss_fn = compiled(aux_loss, device, example) if compiles else aux_loss
-        metrics = []  # a dict of scalar tensors for each minibatch
+            centered = b_advantages - b_advantages.mean()
+            batch["advantages"] = centered / (centered.std(correction=0) + 1e-8)
+        stats = []  # of each minibatch
         for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration times this update
-            b_inds = torch.randperm(local_args.batch_size).to(device)
+            b_inds = torch.randperm(args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
-                mb = {name: b[mb_inds] for name, b in batch.items()}
-                if args.norm_adv:  # [C07] advantage normalization, before micro-batches are cut
+                mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
+                if args.norm_adv:  # [C07] advantage normalization, before the minibatch is cut
                     centered = mb["advantages"] - mb["advantages"].mean()
                     mb["advantages"] = centered / (centered.std(correction=0) + 1e-8)
                 optimizer.zero_grad()
-                stats = accumulate(loss_fn, agent, mb, micro_batch_size, clip_coef, args)
-                average_gradients(agent, stats)  # [X02] parallel gradients
+                mb_stats = accumulate(minibatch_loss, agent, mb, micro_batch_size, clip_coef, args)
+                max_norm = args.max_grad_norm or math.inf  # inf: measure, do not clip
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
-                metrics.append(stats | {"grad_norm": norm})
-            if args.target_kl is not None:  # [X03] early stop
-                epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
+                stats.append(mb_stats | {"grad_norm": norm})
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
-        # -- log --
-        finished = sum(all_gather(finished), [])  # of all processes
-        for step, score, length, at in sorted(finished, key=lambda episode: episode[0]):
-            recent_returns.append(float(score))
-            writer.add_scalar("charts/episodic_return", score, step)
-            writer.add_scalar("charts/episodic_length", length, step)
-            print(f"{step},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
-        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
-        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
-        finite = all(map(math.isfinite, scalars.values()))
-        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
-        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        residuals = torch.cat(all_gather(b_advantages.cpu()))  # returns - values
-        returns = torch.cat(all_gather(batch["returns"].cpu()))
-        scalars["losses/explained_variance"] = (1 - residuals.var() / returns.var()).item()
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = all_gather(time.time())[0]
-        scalars["charts/SPS"] = global_step / (now - start_time)
-        scalars["time/rollout"] = update_start - rollout_start
-        scalars["time/update"] = now - update_start
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, global_step)
-        mean_return = float(np.mean(recent_returns or [math.nan]))
-        kl = scalars["losses/approx_kl"]
-        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
-        bar.update(args.batch_size)
-
         # -- auxiliary phase --
+        log.last_update = time.time()
         phase, place = divmod(iteration - 1, args.n_iteration)  # number of the phase, place in it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
-        if not skipped:  # keep the rollout for the end of the phase
-            added = slice(place * N, (place + 1) * N)
-            stored_obs(local_args, obs_file)[added] = obs[:T].transpose(0, 1).cpu().numpy()
-            aux_returns[added] = batch["returns"].unflatten(0, (T, N)).T
+        if not skipped:  # keep the rollouts, (T, N) -> N times (T,), for the end of the phase
+            rows = slice(place * N, (place + 1) * N)
+            stored_obs(args, run_dir)[rows] = obs[:T].swapaxes(0, 1)
+            phase_returns[rows] = batch["returns"].view(T, N).T
         if args.ends_phase(iteration) and not skipped:
-            aux_start = time.time()
             R = (place + 1) * N
-            aux_logits = torch.zeros((R, T, agent.actor.out_features), device=device)
-            with torch.no_grad():  # the policy before the phase, to be cloned
-                for r in range(R):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[r]).to(device)
-                    logits = [agent(part)[0] for part in x.split(micro_batch_size)]
-                    aux_logits[r] = torch.cat(logits)
-            aux_metrics = []  # a dict for each minibatch, of floats once its pass is over
-            passes = 0  # done before the run was stopped
-            phase_key = [iteration, sum(all_gather(aux_logits.double().sum().item()))]
-            if restore_learners(paused, phase_key, learners, rank):
-                passes, aux_metrics = paused["passes"], paused["metrics"]
-                start_time = time.time() - paused["seconds"]
+            phase_logits = torch.zeros(R, T, action_space.n, device=device)
+            with torch.no_grad():  # of the policy before this phase, to be cloned
+                for r in log.progress(range(R), "policy before the auxiliary phase"):
+                    rollout = torch.from_numpy(stored_obs(args, run_dir)[r]).to(device)
+                    for start in range(0, T, micro_batch_size):
+                        part = slice(start, start + micro_batch_size)
+                        phase_logits[r, part] = agent(rollout[part])[0]
             aux_optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"]
-            for epoch in range(passes + 1, args.e_auxiliary + 1):  # [P04] over whole rollouts
-                label = f"auxiliary pass {epoch} of {args.e_auxiliary}"
-                for rows in progress(torch.randperm(R).split(aux_minibatch), label, rank):
-                    x = torch.from_numpy(stored_obs(local_args, obs_file)[rows.numpy()]).to(device)
-                    mb = {"obs": x, "logits": aux_logits[rows], "returns": aux_returns[rows]}
-                    mb = {name: tensor.flatten(0, 1) for name, tensor in mb.items()}
+            for epoch in range(1, args.e_auxiliary + 1):  # [P04] over whole rollouts
+                minibatches = torch.randperm(R).split(args.num_aux_rollouts)
+                title = f"auxiliary pass {epoch} of {args.e_auxiliary}"
+                for mb_inds in log.progress(minibatches, title):
+                    mb_obs = torch.from_numpy(stored_obs(args, run_dir)[mb_inds.numpy()])
+                    mb = {
+                        "obs": mb_obs.to(device).flatten(0, 1),
+                        "logits": phase_logits[mb_inds].flatten(0, 1),
+                        "returns": phase_returns[mb_inds].flatten(0, 1),
+                    }
                     aux_optimizer.zero_grad()
-                    stats = accumulate(aux_loss_fn, agent, mb, micro_batch_size, args)
-                    average_gradients(agent, stats)  # see [X02]
+                    mb_stats = accumulate(aux_loss, agent, mb, micro_batch_size, args)
                     norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)
                     aux_optimizer.step()
-                    aux_metrics.append(stats | {"grad_norm": norm})
-                aux_metrics = [{k: float(x) for k, x in stats.items()} for stats in aux_metrics]
-                finite = all(map(math.isfinite, aux_metrics[-1].values()))
-                require(finite, f"losses of {label} are not finite: {aux_metrics[-1]}")
-                if iteration > 1 and epoch < args.e_auxiliary:  # the checkpoint is of iteration - 1
-                    paused = {"phase_key": phase_key, "passes": epoch, "metrics": aux_metrics}
-                    paused["seconds"] = time.time() - start_time
-                    save_learners(run_dir, paused, learners, rank)
-            for name in aux_metrics[0]:
-                mean = np.mean([stats[name] for stats in aux_metrics])
-                writer.add_scalar(f"losses/aux/{name}", mean, global_step)
-            now = all_gather(time.time())[0]
-            writer.add_scalar("time/auxiliary", now - aux_start, global_step)
-            writer.add_scalar("charts/SPS", global_step / (now - start_time), global_step)  # anew
+                    mb_stats |= {"grad_norm": norm}
+                    stats.append({f"aux/{name}": stat for name, stat in mb_stats.items()})
 
-        # -- checkpoint --
-        # Also before an iteration that ends a phase, whose auxiliary passes put `paused` into this
-        # checkpoint, and after it, because the next one overwrites the rollouts
+        # -- log and checkpoint --
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
+        log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
+        # Also before an iteration that ends a phase, so that a kill in the auxiliary phase costs no
+        # more, and after it, because the next one overwrites the rollouts
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
-        if around_phase or now - last_checkpoint > args.checkpoint_seconds:
-            last_checkpoint = now
+        if around_phase or log.checkpoint_is_due(iteration):
             if not skipped:
-                stored_obs(local_args, obs_file).flush()  # to the disk
-            writer.flush()
-            carried = (next_obs, discounted_return, episodic_return, episodic_length)
-            process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
-            process["aux_returns"] = aux_returns.cpu()
-            process["carried"] = [torch.tensor(array) for array in carried]
+                stored_obs(args, run_dir).flush()  # to the disk
             state = {
-                "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "aux_optimizer": aux_optimizer.state_dict(),
-                "paused": None,
-                "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
-                "processes": all_gather(process),
+                "return_rms": rms_state(return_rms),
+                "phase_returns": phase_returns,
+                "games": envs.unwrapped.games.get_state(),
+                "carried": torch.tensor(carried),
+                "rng": torch.get_rng_state(),
                 "iteration": iteration,
-                "global_step": global_step,
-                "seconds": now - start_time,
-                "recent_returns": list(recent_returns),
-                "episodes_size": episodes.tell(),
             }
-            if rank == 0:
-                save_checkpoint(run_dir, state)
+            save_checkpoint(args, state, log)
 
-    for closable in (bar, envs, episodes):
-        closable.close()
-    all_gather(None)  # the last checkpoint is written: no process needs its rollouts
-    obs_file.unlink(missing_ok=True)
-    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
-    if args.eval_episodes and rank == 0:
-        result["eval_returns"] = evaluate(args, run_dir)
-        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
-    writer.close()
-    return result
+    envs.close()
+    log.bar.close()
+    (run_dir / "observations.bin").unlink(missing_ok=True)
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
 
 
-# ================ plumbing: nothing below is part of the algorithm ================
+# ============ plumbing: nothing below is needed to understand the algorithm ============
 
 
-class UserError(Exception):
-    """Something that the user can fix; `main` prints it as one line."""
+class Refused(SystemExit, Exception):
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
 
 
 def require(condition, message: str) -> None:
-    """Stop with one line unless the condition holds."""
     if not condition:
-        raise UserError(message)
+        raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
+    """The command line. With --resume or --evaluate the flags of that run are the defaults."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
-        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
-        args = tyro.cli(Args, args=argv, default=Args(**stored))
+        args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
     check_args(args)
     return args
 
 
-def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another script or configuration."""
-    script = Path(__file__).name
-    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
-    old = load_checkpoint(run_dir)["args"]
-    new = asdict(args)
-    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-    free += "compile env_threads micro_batch checkpoint_seconds".split()
-    free += "eval_episodes eval_levels eval_deterministic".split()
-    if args.total_timesteps > old["total_timesteps"]:
-        annealed = old["anneal_lr"] or old["anneal_clip"]
-        longer = f"total_timesteps ({old['total_timesteps']} to {args.total_timesteps})"
-        require(not annealed, f"{run_dir} cannot change {longer}: the annealing ends with them")
-        rest = Args(**old).num_iterations % old["n_iteration"]  # of a phase that was cut short
-        reason = f"its last phase has {rest} iterations, not {old['n_iteration']}"
-        require(not rest, f"{run_dir} cannot change {longer}: {reason}")
-        free.append("total_timesteps")
-    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
-
-
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers, before anything is made."""
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
-    if run_dir := args.resume or args.evaluate:
-        check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
-    may_be_0 += "eval_episodes reward_gamma clip_reward num_levels start_level".split()
-    may_be_0 += ["beta_clone", "skip_aux_every", "env_threads", "micro_batch", "checkpoint_seconds"]
-    for name, value in asdict(args).items():
-        flag = f"--{name.replace('_', '-')} ({value})"
-        kind = type(getattr(Args, name))  # of the default; None: a number or a name
-        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
-        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
-        if type(value) in (int, float):
-            highest = dict.fromkeys("seed num_levels start_level env_threads".split(), 2**30 - 1)
-            high = (highest | {"gamma": 1, "gae_lambda": 1, "reward_gamma": 1}).get(name, 1e38)
-            above = "at least" if name in may_be_0 else "greater than"
-            fits = 0 <= value <= high and (value or name in may_be_0)
-            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
-    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
+    above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches e_policy"
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
+    above_0 += " n_iteration e_auxiliary num_aux_rollouts"
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
+    at_least_0 += " clip_reward num_levels start_level env_threads micro_batch"
+    at_least_0 += " beta_clone skip_aux_every"
+    for name in f"{above_0} {at_least_0}".split():
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
+        require(value or name not in above_0.split(), f"{flag} must be above 0")
+    for name in ("gamma", "gae_lambda", "reward_gamma"):
+        value = getattr(args, name)
+        within = value is None or 0 <= value <= 1
+        require(within, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
+    batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
-    require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
+    whole = not args.env_minibatches or args.num_envs % args.num_minibatches == 0
+    shares = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
+    require(whole, f"--env-minibatches: {shares}")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    rule = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
-    require(not args.env_minibatches or args.num_envs % args.num_minibatches == 0, rule)
-    require(args.v_value == 1, f"--v-value ({args.v_value}) must be 1, as in CleanRL's script")
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
+    for name in ("num_levels", "start_level", "env_threads"):
+        value = getattr(args, name)
+        require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
-    found = not args.capture_video or find_spec("moviepy")
-    require(found, "--capture-video needs moviepy (pip install moviepy)")
-    found = args.evaluate or not args.track or find_spec("wandb")
-    require(found, "--track needs wandb (uv run --with wandb ...)")
-    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
     games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
     games = f"{games} leaper maze miner ninja plunder starpilot".split()
     require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
+    found = not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
+    found = args.evaluate or not args.cuda or torch.cuda.is_available()
+    require(found, "--cuda finds no GPU (try --no-cuda)")
+    require(find_spec("procgen"), "Procgen is not installed here (pip install procgen-mirror)")
 
 
-def join_processes(args: Args) -> tuple[int, Args]:
-    """Rank of this process, and the arguments with its share."""
-    size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
-    if args.resume:
-        saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
-    if not dist.is_torchelastic_launched():
-        return 0, args
-    rank = int(os.environ["RANK"])
-    require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
-    n = args.num_aux_rollouts
-    require(n % size == 0, f"{size} processes cannot share --num-aux-rollouts {n}")
-    local_args = replace(args, num_envs=args.num_envs // size, num_aux_rollouts=n // size)
-    local_args.total_timesteps //= size  # as many iterations
-    here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
-    local_args.env_threads = math.ceil(args.env_threads / here)
-    local_args.capture_video = args.capture_video and rank == 0
-    try:
-        check_args(replace(local_args, resume=None))  # its share is another configuration
-    except UserError as error:
-        raise UserError(f"each of {size} processes: {error}") from error
-    if args.cuda:
-        gpus = torch.cuda.device_count()
-        require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, local_args
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    new = asdict(args)
+    network_flags = ["arch"]
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
+    rest = Args(**old).num_iterations % old["n_iteration"]
+    why = f"its last phase has {rest} iterations, not {old['n_iteration']}"
+    require(not (rest and is_longer), f"this run cannot have more --total-timesteps: {why}")
+    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
+    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic env_threads".split()
+    free += ["micro_batch", "eval_levels"]
+    free += ["total_timesteps"] if is_longer else []
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    longer = "" if annealed else ", more --total-timesteps go on with it"
+    require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
 
 
-def all_gather(value) -> list:
-    """The values of all processes, by rank."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def new_run_dir(args: Args) -> Path:
+    """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
+    path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # of a run that began in the same second
+            path = path.with_name(f"{path.name}_")
 
 
-class NullLogger:  # of all processes but the first
-    def __getattr__(self, name: str):  # any call does nothing
-        return lambda *args, **kwargs: None
+def env_seed(args: Args, iteration: int = 1) -> int:
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
+
+
+def seed_everything(seed: int) -> None:
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 class Procgen(gym.vector.VectorEnv):
@@ -773,10 +665,15 @@ class Procgen(gym.vector.VectorEnv):
         with contextlib.redirect_stderr(io.StringIO()):  # the old gym complains when imported
             from procgen import ProcgenGym3Env
 
-        levels = {"num_levels": args.num_levels, "start_level": args.start_level}
-        levels |= {"distribution_mode": args.distribution_mode, "env_name": args.env_id}
-        size = {"num": args.num_envs, "num_threads": args.env_threads}
-        self.games = ProcgenGym3Env(**levels, **size, rand_seed=seed)
+        self.games = ProcgenGym3Env(
+            num=args.num_envs,
+            env_name=args.env_id,
+            distribution_mode=args.distribution_mode,
+            num_levels=args.num_levels,
+            start_level=args.start_level,
+            num_threads=args.env_threads,
+            rand_seed=seed % 2**31,
+        )
         self.num_envs = args.num_envs
         self.single_observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
@@ -798,181 +695,269 @@ class Procgen(gym.vector.VectorEnv):
         self.games.close()
 
 
-def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
+def film(envs: Procgen, args: Args, video_dir: Path) -> gym.vector.VectorEnv:
+    """The games with videos of whole ones: some of training, every one of an evaluation."""
+    print(f"videos: {video_dir}", flush=True)
+    warnings.filterwarnings("ignore", ".*same-step")  # Procgen does not show the end of a game
+    evaluates = video_dir.name.startswith("eval")
+    trigger = (lambda game: game < args.eval_episodes) if evaluates else None
+    record = gym.wrappers.vector.RecordVideo
+    return record(envs, str(video_dir), record_first_only=True, episode_trigger=trigger)
+
+
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse weights that do not fit the game, before anything is written."""
+    env = Procgen(replace(args, num_envs=1), 0)
+    if checkpoint:
+        agent = Agent(env.single_observation_space, env.single_action_space, args)
+        load_weights(agent, checkpoint)
+    env.close()
+
+
+def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> gym.vector.VectorEnv:
     """N games, the first one filmed if asked for."""
     envs = Procgen(args, seed)
     if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(video_dir), record_first_only=True)
+        envs = film(envs, args, run_dir / f"{videos}_{int(time.time())}")
     return envs
 
 
-def env_states(envs: gym.vector.VectorEnv) -> list[bytes]:
-    """The exact states of the games."""
-    return envs.unwrapped.games.get_state()
-
-
-def restore_envs(envs: gym.vector.VectorEnv, states: list[bytes]) -> None:
-    envs.unwrapped.games.set_state(states)
-
-
-def make_obs_file(args: Args, path: Path, place: int) -> None:
-    """Make the file of `stored_obs`, or find that of a run resumed within a policy phase."""
+def make_obs_file(args: Args, run_dir: Path, iteration: int) -> None:
+    """Make the file of `stored_obs`, or find the one that a run goes on with."""
     if args.skip_aux_every == 1:  # no auxiliary phase
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = args.phase_rollouts * args.num_steps * 64 * 64 * 3
-    if place:
+    path = run_dir / "observations.bin"
+    size = math.prod(stored_shape(args))
+    if (iteration - 1) % args.n_iteration:  # within a phase
         found = path.is_file() and path.stat().st_size == size
         require(found, f"{path} does not hold the rollouts of this policy phase")
         return
     print(f"observations of a policy phase: {size / 1e9:.2g} GB in {path}", flush=True)
     try:
-        with open(path, "wb") as file:
+        with open(path, "ab") as file:
             file.truncate(size)
             if hasattr(os, "posix_fallocate"):  # a disk that is too small fails now
                 os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise UserError(f"{path} needs {size / 1e9:.2g} GB (--n-iteration): {error}") from error
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        why = f"{path} needs {size / 1e9:.2g} GB (--n-iteration): {error}"
+        raise Refused(f"error: {why}") from error
 
 
-def stored_obs(args: Args, path: Path) -> np.memmap:
-    """Observations (phase_rollouts, T, 64, 64, 3) of a policy phase, an array that is a file.
+def stored_shape(args: Args) -> tuple[int, ...]:
+    return args.phase_rollouts, args.num_steps, 64, 64, 3
+
+
+def stored_obs(args: Args, run_dir: Path) -> np.memmap:
+    """Observations (R, T, 64, 64, 3) of a policy phase, an array that is a file.
 
     Mapped anew for each use, because what is mapped counts as memory of this process.
     """
-    return np.memmap(path, np.uint8, "r+", shape=(args.phase_rollouts, args.num_steps, 64, 64, 3))
-
-
-def save_learners(run_dir: Path, paused: dict, learners: dict, rank: int) -> None:
-    """Add the state between two auxiliary passes to the checkpoint of the iteration before."""
-    paused["rng"] = torch.stack(all_gather(torch.get_rng_state()))
-    paused |= {name: learner.state_dict() for name, learner in learners.items()}
-    if rank == 0:
-        save_checkpoint(run_dir, load_checkpoint(run_dir) | {"paused": paused})
-
-
-def restore_learners(paused: dict | None, phase_key: list, learners: dict, rank: int) -> bool:
-    """Put back what `save_learners` saved; False, for all passes anew, if the policy is another.
-
-    A resumed run plays the last iteration of the phase again: the sum of the logits tells.
-    """
-    if not paused or paused["phase_key"] != phase_key:
-        if paused and paused["phase_key"][0] == phase_key[0] and rank == 0:
-            print("the policy is not the one that was stopped: all passes are made anew")
-        return False
-    for name, learner in learners.items():
-        learner.load_state_dict(paused[name])
-    torch.set_rng_state(paused["rng"][rank].clone())
-    return True
-
-
-def progress(rows, label: str, rank: int) -> tqdm:
-    """The rows, with a bar of their own in the first process."""
-    seconds = 0.1 if sys.stderr.isatty() else 10
-    return tqdm(rows, desc=label, leave=False, mininterval=seconds, disable=rank > 0)
+    return np.memmap(run_dir / "observations.bin", np.uint8, "r+", shape=stored_shape(args))
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
+    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the same
 
 
-def compiled(function, device: torch.device, example: tuple):
-    """One graph of the function; the function itself if a call with `example` fails."""
-    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
+def compiled(function, device: torch.device):
+    """The function as one graph, made in its first call; if that fails, the function itself."""
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
+    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
+
+    def call(*inputs):
+        nonlocal graph
+        try:
+            outputs = graph(*inputs)
+        except Exception as error:  # no compiler, no Python headers, no Triton, an old card
+            if graph is function:
+                raise
+            why = f"{function.__name__} cannot be compiled here and runs eagerly"
+            print(f"{why}: {first_line(error)}", flush=True)
+            graph = function
+            return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
+
+    return call
+
+
+class Log:
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+
+    newest: "Log | None" = None  # what Ctrl-C names
+
+    def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+        lock(self.episodes, f"another process is training {run_dir}")
+        if args.track:
+            start_wandb(args, run_dir)
+        if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
+            whole = self.episodes.tell() >= checkpoint["episodes_size"]
+            require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
+            self.episodes.truncate(checkpoint["episodes_size"])
+        else:
+            print("step,return,length,seconds", file=self.episodes)
+            shutil.copy(__file__, run_dir)
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
+        (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
+        step = past["iteration"] * args.batch_size
+        self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
+        self.last_iteration = self.last_step = time.time()
+        self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
+
+    def seconds(self) -> float:
+        """Seconds of training, those before a resumption included."""
+        return time.time() - self.start
+
+    def mean_return(self) -> float:
+        return float(np.mean(self.recent_returns)) if self.recent_returns else math.nan
+
+    def step(self, n: int) -> None:
+        self.last_step = time.time()
+        self.bar.update(n)
+
+    def episode(self, step: int, episodic_return: float, length: float) -> None:
+        self.recent_returns.append(float(episodic_return))
+        self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+        self.writer.add_scalar("charts/episodic_length", length, step)
+        print(f"{step},{episodic_return:.9g},{length:.0f},{self.seconds():.2f}", file=self.episodes)
+
+    def iteration(self, step: int, stats: list[dict], explained_variance, lr: float) -> None:
+        """Log the means of the diagnostics of all minibatches, and stop if one is not finite."""
+        names = stats[0] | stats[-1]
+        by_name = {name: torch.stack([x[name] for x in stats if name in x]) for name in names}
+        losses = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        require(all(map(math.isfinite, losses.values())), f"the losses are not finite: {losses}")
+        now = time.time()
+        scalars = losses | {
+            "losses/approx_kl_max": by_name["approx_kl"].max().item(),
+            "losses/explained_variance": float(explained_variance),
+            "charts/learning_rate": lr,
+            "charts/SPS": step / self.seconds(),
+            "time/rollout": self.last_step - self.last_iteration,
+            "time/update": self.last_update - self.last_step,
+        }
+        if "aux/kl_loss" in names:  # an auxiliary phase followed the update
+            scalars["time/auxiliary"] = now - self.last_update
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.last_iteration = now
+        text = f"return {self.mean_return():.1f}, " if self.recent_returns else ""
+        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.1e}", refresh=False)
+
+    def progress(self, rows, title: str) -> tqdm:
+        """The rows, with a bar of their own."""
+        seconds = self.bar.mininterval  # short ones show none
+        return tqdm(rows, title, leave=False, mininterval=seconds, delay=seconds)
+
+    def checkpoint_is_due(self, iteration: int) -> bool:
+        is_last = iteration == self.args.num_iterations
+        return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
+
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
+        self.writer.close()
+        self.episodes.close()
+        return results
+
+
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
     try:
-        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        for _ in range(2):  # a CUDA graph is made in the second call
-            result = graph(*example)[0]
-            if result.requires_grad:  # keep no gradient: the next graph takes its memory
-                torch.autograd.grad(result.sum(), example[0].parameters(), allow_unused=True)
-    except Exception as error:  # no compiler, no Python headers, no Triton, an old card
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
-        return function
-    return graph
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
 
 
-def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
-    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "episodes.csv"
-    if checkpoint:
-        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is missing, or shorter than at the checkpoint")
-        os.truncate(path, checkpoint["episodes_size"])
-        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
-            print(f"note: the run began with another text of this script, kept in {run_dir}")
-    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
-    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
-        json.dump(provenance(args), file, indent=2)
-    if not checkpoint:
-        shutil.copy(__file__, run_dir)
-        path.write_text("step,return,length,seconds\n")
-    episodes = open(path, "a", buffering=1)  # a line at a time
-    if args.track:
-        import wandb
+def start_wandb(args: Args, run_dir: Path) -> None:
+    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
-        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
-        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
-    device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
-    if dist.is_initialized():
-        again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
-    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
-    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
-    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
-        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
-    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
-    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
-    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
-    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
+    try:
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
+            resume="allow",
+            reinit="finish_previous",
+            config=asdict(args),
+            sync_tensorboard=True,
+            save_code=True,
+        )
+    except wandb.errors.Error as error:
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
+    plain = bool | int | float | str | tuple | list | None
+    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
+    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
 
 
 def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
-    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
-    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
-    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
-    versions = {name: version(name) for name in ("torch", "gymnasium", "procgen-mirror", "numpy")}
-    hardware = [cpu, f"{os.cpu_count()} cores"]
-    hardware += [torch.cuda.get_device_name()] if args.cuda else []
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
+    found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
+    packages = ("torch", "gymnasium", "numpy", "procgen-mirror")
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
-        "commit": commit,
-        "versions": {"python": platform.python_version()} | versions,
-        "hardware": ", ".join(hardware),
-        "processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "commit": found.stdout.strip() if found else "",
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
 
 
-def save_checkpoint(run_dir: Path, state: dict) -> None:
+def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
-    try:
-        with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
-        with open(run_dir / "checkpoint.tmp", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
-        raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
-    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    log.last_checkpoint = time.time()
+    log.writer.flush()
+    os.fsync(log.episodes.fileno())
+    state |= {
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "seconds": log.seconds(),
+        "recent_returns": list(log.recent_returns),
+        "episodes_size": os.fstat(log.episodes.fileno()).st_size,
+    }
+    with open(log.run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
@@ -981,68 +966,90 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
+        checkpoint["args"] = asdict(Args(**checkpoint["args"]))  # newer flags have their defaults
     except Exception as error:
-        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script: use the copy beside it")
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
     return checkpoint
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """Load the weights of a checkpoint, if it is of an environment of this shape."""
-    try:
-        agent.load_state_dict(checkpoint["agent"])
-    except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
+    """Load the weights of a checkpoint, if it is of an agent of this shape."""
+    shapes = {name: tensor.shape for name, tensor in agent.state_dict().items()}
+    same = shapes == {name: tensor.shape for name, tensor in checkpoint["agent"].items()}
+    require(same, "the run to load has another network or other spaces than this one")
+    agent.load_state_dict(checkpoint["agent"])
+
+
+def rms_state(rms: RunningMeanStd) -> list[torch.Tensor]:
+    """Mean, variance and count, for a checkpoint."""
+    return [torch.as_tensor(x, dtype=torch.float64) for x in astuple(rms)]
+
+
+def load_rms(checkpoint: dict, name: str) -> RunningMeanStd:
+    """The statistics of a normalizer from a checkpoint."""
+    mean, var, count = (x.numpy() for x in checkpoint[name])
+    return RunningMeanStd(mean, var, count.item())
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
-    """Returns, not scaled, of `eval_episodes` games that are played side by side."""
-    args = replace(args, num_envs=args.eval_episodes)
+    """Returns, not scaled, of whole games: played side by side, or in turns if they are filmed."""
+    checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    first_seed = env_seed(args) + 900_000  # far from the seeds of training
+    N = 1 if args.capture_video else args.eval_episodes
+    args = replace(args, num_envs=N)
     if args.eval_levels == "unseen":  # all above those of training
-        first = args.start_level + args.num_levels
-        args = replace(args, start_level=first, num_levels=2**31 - 1 - first)
-    seed = 1_000_000 + args.seed  # training begins at --seed
-    envs = make_envs(args, run_dir / f"eval_videos_{int(time.time())}", seed)
+        first_level = args.start_level + args.num_levels
+        args = replace(args, start_level=first_level, num_levels=2**31 - 1 - first_level)
+    if args.cuda and not torch.cuda.is_available():
+        print("evaluation: the run was on a GPU, this machine has none and plays on its CPU")
+        args = replace(args, cuda=False)
     device = torch.device("cuda" if args.cuda else "cpu")
+    seed_everything(first_seed)
+    envs = make_envs(args, run_dir, first_seed, "eval_videos")
     agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
-    load_weights(agent, load_checkpoint(run_dir))
-    torch.manual_seed(args.seed)
-    obs, _ = envs.reset(seed=seed)
-    returns = np.zeros(args.num_envs)
-    playing = np.ones(len(returns), bool)  # still in its first game
-    with tqdm(total=len(returns), unit="game", leave=False) as bar:
-        while playing.any():
-            noise = agent.draw_noise(len(returns))
-            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-            action, _, _ = agent.act(torch.from_numpy(obs).to(device), noise.to(device))
-            obs, reward, terminated, truncated, _ = envs.step(action.cpu().numpy())
-            returns += reward * playing
-            over = playing & np.logical_or(terminated, truncated)
-            playing &= ~over
-            if over.any():
-                bar.update(over.sum())
+    load_weights(agent, checkpoint)
+    returns = []
+    obs, _ = envs.reset(seed=first_seed)
+    with tqdm(total=args.eval_episodes, unit="game", leave=False) as bar:
+        while len(returns) < args.eval_episodes:
+            game_returns = np.zeros(N)
+            playing = np.ones(N, bool)  # still in this game
+            while playing.any():
+                inputs = torch.from_numpy(obs).to(device)
+                action, _, _ = agent.act(inputs, greedy=args.eval_deterministic)
+                obs, reward, terminated, truncated, _ = envs.step(action.numpy())
+                game_returns += reward * playing
+                over = playing & np.logical_or(terminated, truncated)
+                playing &= ~over
+                if over.any():
+                    bar.update(int(over.sum()))
+            returns += game_returns.tolist()
     envs.close()
+    mean, std = np.mean(returns), np.std(returns)
     games = f"{len(returns)} games, {args.eval_levels} levels"
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {games}")
-    return returns.tolist()
+    print(f"evaluation: {mean:.1f} +- {std:.1f} over {games}")
+    return returns
 
 
 def main() -> None:
+    args = parse_args()
     try:
-        args = parse_args()
         if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
-            if dist.is_initialized():
-                dist.destroy_process_group()
     except KeyboardInterrupt:
-        sys.exit("stopped")
-    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(10)  # torchrun shows and ends all at the first error: let it be rank 0's
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
 
 
 if __name__ == "__main__":

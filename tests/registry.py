@@ -173,18 +173,18 @@ PROCGEN = {
     "C13": r"self\.network = impala_cnn\(\)",
     "M08": CONTINUOUS["M08"],
     "M09": CONTINUOUS["M09"],
-} | PARALLEL
+}
 PHASIC = {
     "P01": r"self\.aux_critic = ",
     "P02": r"value_hidden\.detach\(\)",
     "P03": r"for epoch in range\(args\.e_policy\)",
-    "P04": r"for epoch in range\(passes \+ 1, args\.e_auxiliary",
+    "P04": r"for epoch in range\(1, args\.e_auxiliary",
     "P05": r"args\.beta_clone \* kl_loss",
-    "P06": r"all_advantages\.mean\(\)",
+    "P06": r"if args\.adv_norm_fullbatch",
     "P07": r"nn\.functional\.normalize",
     "P08": r"adam_eps: float = 1e-8",
     "P09": r"if args\.aux_adam",
-    "P10": r"args\.norm_reward_rollout",
+    "P10": r"if args\.norm_reward_rollout",
 }
 MULTIDISCRETE = {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09")} | {
     "A09": r"/ self\.scale",
@@ -455,19 +455,13 @@ MULTI = Script(
 LEVELS = {"env_id": "fruitbot", "num_levels": 200, "num_envs": 2, "num_steps": 32}
 LEVELS |= {"num_minibatches": 2, "total_timesteps": 256, "eval_episodes": 0, "env_threads": 0}
 LEVELS |= {"anneal_lr": True, "checkpoint_seconds": 0, "cuda": False, "compile": False}
-STARPILOT = {"env_id": "starpilot", "num_steps": 128, "total_timesteps": 1280}
 
 PROCGEN_SCRIPT = Script(
     name="ppo_procgen",
+    new=True,
+    games=True,
     parent="ppo_atari",
-    tiny=LEVELS | {"update_epochs": 1},
-    exact={
-        "fruitbot": {"update_epochs": 2},
-        "starpilot": {"shared_network": False} | STARPILOT,
-    },
-    inexact={},
-    poisoned=None,
-    own=None,
+    tiny=LEVELS | {"update_epochs": 2},
     wrong_env={
         "CartPole-v1": ["--env-id (CartPole-v1)", "starpilot"],
         "starpilto": ["--env-id (starpilto)", "bigfish"],
@@ -475,26 +469,25 @@ PROCGEN_SCRIPT = Script(
     by_hand=None,
     other_shape={"shared_network": False},
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
-    details={name: code for name, code in CORE.items() if name != "S01"} | PROCGEN,
+    details={name: code for name, code in CORE.items() if name != "S01"} | EARLY_STOP | PROCGEN,
     omitted={"S01"},
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "IMPALA's network",
         "Agent.forward": "the channels are last",
         "ppo_loss": "gets a part of a minibatch, whose advantages are normalized before",
-        "train: set-up": "reward normalizer; no reset rows; parts of minibatches",
+        "train: set-up": "reward normalizer; no reset rows; parts of minibatches; games go on",
         "train: rollout": "reward normalizer; no reset rows",
         "train: advantages": "no time limits",
         "train: update": "no reset rows; parts of minibatches",
-        "train: log": "no reset rows",
-        "train: checkpoint": "reward normalizer; no reset rows",
-        "check_unchanged": "free flags: micro_batch, eval_levels",
+        "train: log and checkpoint": "reward normalizer; the state of the games; no reset rows",
+        "check_runs": "free flags: micro_batch, eval_levels",
         "check_args": "flags of levels",
+        "film": "one of N games",
+        "try_env": "Procgen",
         "make_envs": "Procgen",
-        "env_states": "Procgen's",
-        "restore_envs": "Procgen's",
         "provenance": "version of Procgen",
-        "evaluate": "unseen levels",
+        "evaluate": "unseen levels, games that reset at once",
     },
     zero=ZERO
     | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
@@ -502,7 +495,7 @@ PROCGEN_SCRIPT = Script(
         "--distribution-mode extreme": ["--distribution-mode", "easy", "hard"],
         "--eval-levels test": ["--eval-levels", "train", "unseen"],
     },
-    free=FREE | {"compile", "env_threads", "micro_batch", "eval_levels"},
+    free=FREE | {"compile", "init_from", "env_threads", "micro_batch", "eval_levels"},
     annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS,
 )
@@ -511,12 +504,10 @@ OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss
 OPENAI |= {"vf_coef": 1.0, "max_grad_norm": 0.0, "norm_reward_rollout": True, "reward_gamma": 0.99}
 PPG = Script(
     name="ppg_procgen",
+    new=True,
+    games=True,
     parent="ppo_procgen",
-    tiny=LEVELS | {"n_iteration": 2, "e_auxiliary": 1, "num_aux_rollouts": 2},
-    exact={"fruitbot": {"e_policy": 2}, "starpilot, as OpenAI's": OPENAI | STARPILOT},
-    inexact={},
-    poisoned=None,
-    own=None,
+    tiny=LEVELS | {"e_policy": 2, "n_iteration": 2, "e_auxiliary": 1, "num_aux_rollouts": 2},
     wrong_env=PROCGEN_SCRIPT.wrong_env,
     by_hand=None,
     epochs="e_policy",
@@ -536,11 +527,11 @@ PPG = Script(
         "Agent.evaluate_actions": "auxiliary head",
         "train: set-up": "two optimizers, stored rollouts",
         "train: rollout": "reward normalizer by the rollout",
-        "train: update": "the batch's advantages, whole environments, compiled loss of the phase",
-        "train: checkpoint": "two optimizers, stored rollouts, around a phase",
-        "check_unchanged": "a run that ends within a phase is no longer one",
+        "train: update": "the batch's advantages, whole environments",
+        "train: log and checkpoint": "two optimizers, stored rollouts, around a phase",
+        "check_runs": "a run that ends within a phase is no longer one",
         "check_args": "flags of the phase",
-        "join_processes": "rollouts of the auxiliary phase",
+        "Log.iteration": "the time of the auxiliary phase",
     },
     zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
     bad_flags=PROCGEN_SCRIPT.bad_flags

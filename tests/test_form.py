@@ -52,7 +52,14 @@ from harness import (
 )
 from registry import NEW, Script, one_of_each_text
 from torch.distributions import Normal
-from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
+from watch import (
+    assert_same_run,
+    checkpoint_of,
+    episodes_of,
+    flat,
+    one_layer_agent,
+    scalars_of,
+)
 
 scripts = pytest.mark.parametrize("script", NEW.values(), ids=NEW)
 filmed = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -69,7 +76,7 @@ def each_text_of(*names: str, rows: dict[str, Script] = NEW):
     return some(one_of_each_text(rows, *names).values())
 
 
-# Those of which an environment may be one's own, and those that say which seeds they got
+# Those of which an environment may be one's own, and those whose resumed runs begin new episodes
 OWN = {name: row for name, row in NEW.items() if not row.games}
 SEEDED = {name: row for name, row in NEW.items() if not row.games or row.reset_rows}
 ROBOTS = [row for row in NEW.values() if "M01" in row.details]
@@ -94,6 +101,8 @@ def small_games(request, say_all, monkeypatch):
     for row in NEW.values():
         if row.games and row.reset_rows:
             play_frames(row.module, monkeypatch)
+        elif row.games:
+            monkeypatch.setattr(row.module, "Agent", one_layer_agent(row.module))
 
 
 def own(script: Script, name: str) -> dict:
@@ -195,7 +204,7 @@ def test_async_workers_draw_different_numbers_and_the_same_again(script, source)
 @some(row for row in NEW.values() if "losses/clipfrac" in row.tags)
 def test_first_ratio_is_one(script):
     """Of the first minibatch: then and there the policy is that of the rollout."""
-    first = {"num_minibatches": 1, "update_epochs": 1, "learning_rate": 0.01}
+    first = {"num_minibatches": 1, script.epochs: 1, "learning_rate": 0.01}
     for name in ("games",) if script.games else ("Steady", "Terminating", "Truncating"):
         run_dir = train(script, exp_name=name, **own(script, name) | first)
         scalars = scalars_of(run_dir)
@@ -292,7 +301,7 @@ def assert_whole(run_dir: Path, args, length: int | None = None) -> None:
         assert {x for _, _, x in episodes} == {length}
 
 
-@each_text_of(*SAVES)
+@each_text_of(*SAVES, rows=SEEDED)
 def test_a_resumed_run_begins_new_episodes_and_loses_none(script, monkeypatch):
     monkeypatch.setattr(envs.Frames, "length", 9)  # so that the kill is within an episode
     run_dir = killed(script, "after renaming", 3, lambda: train(script))
@@ -451,6 +460,9 @@ def test_init_from_what_does_not_fit_is_refused(script, finished):
 
 
 # -- configuration of a run --
+OPTIONAL = ("target_kl", "max_kl_final", "reward_gamma")  # numbers that may be None
+
+
 @each_text_of("check_runs")
 @pytest.mark.parametrize("how", ["resume", "evaluate"])
 def test_a_run_keeps_its_configuration(script, how, finished, everything_is_there):
@@ -459,7 +471,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
     module, wrong = script.module, []
     checkpoint = checkpoint_of(run_dir)
     torch.save(checkpoint | {"iteration": 2}, run_dir / "checkpoint.pt")  # not finished
-    stored, none = checkpoint["args"], {"target_kl": 0.5, "max_kl_final": 0.5}
+    stored, none = checkpoint["args"], dict.fromkeys(OPTIONAL, 0.5)
     free = script.free | (script.free_to_play if how == "evaluate" else set())
     for field in fields(module.Args):
         name, old = field.name, stored[field.name]
@@ -498,8 +510,7 @@ def test_flags_of_the_run_are_the_defaults(script, finished):
 def test_every_number_is_checked(script, value):
     """A flag takes 0 or less only where the registry says that it means something."""
     wrong, module = [], script.module
-    optional = ("target_kl", "max_kl_final")
-    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name in optional]
+    numbers = [f for f in fields(module.Args) if f.type in (int, float) or f.name in OPTIONAL]
     assert len(numbers) > 15
     for field in numbers:
         flag = f"--{field.name.replace('_', '-')}"
@@ -577,12 +588,12 @@ def test_environments_that_do_not_fit_are_named_and_nothing_stays(script, captur
 @pytest.mark.timeout(60)  # where it is not refused it hangs
 @each_text_of("check_args")
 def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finished):
+    run_dir = finished(script)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
     monkeypatch.setattr(script.module, "find_spec", lambda name: None)
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
-    run_dir = finished(script)
     flags = ["--evaluate", str(run_dir), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
     message = message_of(script, "--evaluate", str(run_dir), "--resume", str(run_dir))
@@ -794,7 +805,7 @@ def test_tags_are_those_documented(script):
         assert next(logged) == steps and next(logged) == pytest.approx(values)
 
 
-@each_text_of("Log.iteration")
+@each_text_of("Log.iteration", rows=OWN)
 def test_losses_that_are_not_finite_stop_the_run(script):
     """The reward is NaN from step 40, in iteration 2, on."""
     message = refusal(script, env_id=script.env("Poisoned"))
