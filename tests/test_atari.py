@@ -459,19 +459,22 @@ def test_a_sample_is_one_step_and_no_reset(env_backend, run_atari_fast, recorded
         assert (recorded[t + 1][0][n, :3] == recorded[t][0][n, 1:]).all()
     advantages, valid = np.concatenate([result for _, result in gae_calls]), valid_of(dones)
     assert 5 < (~valid).sum() < 60 and not valid[::5].all()
+    orders = [[], []]  # of the first epochs, of the second ones
     for i in range(0, 60, 5):
         rows = [(t, n) for t in range(i, i + 5) for n in np.flatnonzero(valid[t])]
         keys = [(advantages[row], values[row]) for row in rows]
-        for epoch in (losses[4 * i // 5 :][:2], losses[4 * i // 5 :][2:4]):
-            mbs = [inputs[3] for inputs, _ in epoch]
+        for epoch, order in enumerate(orders):
+            mbs = [inputs[3] for inputs, _ in losses[4 * i // 5 + 2 * epoch :][:2]]
             mb = {name: torch.cat([x[name] for x in mbs]).numpy() for name in mbs[0]}
             found = list(zip(mb["advantages"], mb["values"]))
+            order += found
             assert len(found) == 10 and set(found) == set(keys)
             for key, (t, n) in zip(keys, rows):
                 assert keys.count(key) <= found.count(key) <= 2 * keys.count(key)
                 obs, action = (mb[name][found.index(key)] for name in ("obs", "actions"))
                 same = (obs == recorded[t][0][n]).all() and action == recorded[t][1][n]
                 assert same or keys.count(key) > 1
+    assert orders[0] != orders[1]
 
 
 def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari_fast, spy):
