@@ -419,7 +419,7 @@ def test_environments_that_do_not_fit_are_named(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-ONE_BY_ONE = "ppo_multidiscrete ppo_atari ppo_procgen ppg_procgen".split()
+ONE_BY_ONE = "ppo_multidiscrete ppo_procgen ppg_procgen".split()
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
@@ -854,7 +854,7 @@ def test_sigkill_at_random_moments(script, folder):
 
 
 @pytest.mark.e2e
-@each_text_of("main", also={"ppo_multidiscrete": "its workers", "ppo_atari": "EnvPool's"})
+@each_text_of("main", also={"ppo_multidiscrete": "its workers", "ppo_lstm": "EnvPool's"})
 def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
     case = list((script.inexact or script.exact).values())[-1]
