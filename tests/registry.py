@@ -343,7 +343,6 @@ ATARI_SCRIPT = Script(
     details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | ATARI,
     different={
         "Args": "the flags of the details",
-        "layer_init": "convolutions, too",
         "Agent.__init__": "the Nature CNN",
         "Agent.act": "one pass for action, log-probability and value",
         "Agent.evaluate_actions": "logits and value from one network",
