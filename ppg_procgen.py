@@ -382,7 +382,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     discounted_returns = np.zeros((T, N))  # of past rewards, for their normalizer
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step
-    # Of the rollouts of a policy phase; their observations are a file, see stored_obs
+    # Returns of a policy phase's rollouts; their observations are a file, see stored_obs
     phase_returns = torch.zeros(args.phase_rollouts, T, device=device)
 
     global_step = (start_iteration - 1) * args.batch_size
@@ -418,6 +418,7 @@ def train(args: Args) -> dict:
             for n in np.flatnonzero(dones[t]):  # obs[t + 1, n] begins the next one
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
+
         # [P10] reward statistics of the whole rollout, then scaling; or step after step
         for t in [slice(None)] if args.norm_reward_rollout else range(T):
             return_rms.update(discounted_returns[t].ravel())
@@ -471,14 +472,14 @@ def train(args: Args) -> dict:
         log.last_update = time.time()
         phase, place = divmod(iteration - 1, args.n_iteration)  # number of the phase, place in it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
-        if not skipped:  # keep the rollouts, (T, N) -> N times (T,), for the end of the phase
+        if not skipped:  # keep these N rollouts for the end of the phase
             rows = slice(place * N, (place + 1) * N)
             stored_obs(args, run_dir)[rows] = obs[:T].swapaxes(0, 1)
             phase_returns[rows] = batch["returns"].view(T, N).T
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
             phase_logits = torch.zeros(R, T, action_space.n, device=device)
-            with torch.no_grad():  # of the policy before this phase, to be cloned
+            with torch.no_grad():  # of the policy as it is now: it shall stay the same
                 for r in log.progress(range(R), "policy before the auxiliary phase"):
                     rollout = torch.from_numpy(stored_obs(args, run_dir)[r]).to(device)
                     for start in range(0, T, micro_batch_size):
@@ -505,8 +506,8 @@ def train(args: Args) -> dict:
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
-        # Also before an iteration that ends a phase, so that a kill in the auxiliary phase costs no
-        # more, and after it, because the next one overwrites the rollouts
+        # One before an iteration that ends a phase: a kill in the auxiliary phase costs no more.
+        # And one after it: the next iteration overwrites the first rollouts.
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or log.checkpoint_is_due(iteration):
             if not skipped:
