@@ -382,7 +382,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     discounted_returns = np.zeros((T, N))  # of past rewards, for their normalizer
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step
-    # Of the rollouts of a policy phase; their observations are a file, see stored_obs
+    # Returns of a policy phase's rollouts; their observations are a file, see stored_obs
     phase_returns = torch.zeros(args.phase_rollouts, T, device=device)
 
     global_step = (start_iteration - 1) * args.batch_size
@@ -418,6 +418,7 @@ def train(args: Args) -> dict:
             for n in np.flatnonzero(dones[t]):  # obs[t + 1, n] begins the next one
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
+
         # [P10] reward statistics of the whole rollout, then scaling; or step after step
         for t in [slice(None)] if args.norm_reward_rollout else range(T):
             return_rms.update(discounted_returns[t].ravel())
@@ -471,14 +472,14 @@ def train(args: Args) -> dict:
         log.last_update = time.time()
         phase, place = divmod(iteration - 1, args.n_iteration)  # number of the phase, place in it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
-        if not skipped:  # keep the rollouts, (T, N) -> N times (T,), for the end of the phase
+        if not skipped:  # keep these N rollouts for the end of the phase
             rows = slice(place * N, (place + 1) * N)
             stored_obs(args, run_dir)[rows] = obs[:T].swapaxes(0, 1)
             phase_returns[rows] = batch["returns"].view(T, N).T
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
             phase_logits = torch.zeros(R, T, action_space.n, device=device)
-            with torch.no_grad():  # of the policy before this phase, to be cloned
+            with torch.no_grad():  # of the policy as it is now: it shall stay the same
                 for r in log.progress(range(R), "policy before the auxiliary phase"):
                     rollout = torch.from_numpy(stored_obs(args, run_dir)[r]).to(device)
                     for start in range(0, T, micro_batch_size):
@@ -505,8 +506,8 @@ def train(args: Args) -> dict:
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
-        # Also before an iteration that ends a phase, so that a kill in the auxiliary phase costs no
-        # more, and after it, because the next one overwrites the rollouts
+        # One before an iteration that ends a phase: a kill in the auxiliary phase costs no more.
+        # And one after it: the next iteration overwrites the first rollouts.
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or log.checkpoint_is_due(iteration):
             if not skipped:
@@ -571,9 +572,8 @@ def check_args(args: Args) -> None:
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "reward_gamma"):
-        value = getattr(args, name)
-        within = value is None or 0 <= value <= 1
-        require(within, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
+        value = getattr(args, name) or 0  # --reward-gamma may be None
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -590,9 +590,7 @@ def check_args(args: Args) -> None:
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
-    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
-    games = f"{games} leaper maze miner ninja plunder starpilot".split()
-    require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
+    check_game(args.env_id)
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
@@ -653,6 +651,12 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def check_game(env_id: str) -> None:
+    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist".split()
+    games += "jumper leaper maze miner ninja plunder starpilot".split()
+    require(env_id in games, f"--env-id ({env_id}) must be one of {', '.join(games)}")
 
 
 class Procgen(gym.vector.VectorEnv):

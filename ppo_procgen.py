@@ -460,9 +460,8 @@ def check_args(args: Args) -> None:
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "reward_gamma"):
-        value = getattr(args, name)
-        within = value is None or 0 <= value <= 1
-        require(within, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
+        value = getattr(args, name) or 0  # --reward-gamma may be None
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -476,9 +475,7 @@ def check_args(args: Args) -> None:
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
-    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
-    games = f"{games} leaper maze miner ninja plunder starpilot".split()
-    require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
+    check_game(args.env_id)
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
@@ -536,6 +533,12 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def check_game(env_id: str) -> None:
+    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist".split()
+    games += "jumper leaper maze miner ninja plunder starpilot".split()
+    require(env_id in games, f"--env-id ({env_id}) must be one of {', '.join(games)}")
 
 
 class Procgen(gym.vector.VectorEnv):
