@@ -335,7 +335,7 @@ def train(args: Args) -> dict:
     if checkpoint:  # go on within the episodes
         envs.unwrapped.games.set_state(checkpoint["games"])
         carried[:] = checkpoint["carried"]
-    obs[T], _ = envs.reset(seed=first_seed)
+    obs[T], _ = envs.reset(seed=first_seed)  # it shows the games as they are
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -369,7 +369,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(b_obs[-N:])[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
-        ends = dones  # ~[S01] Procgen does not tell time limits from other ends
+        ends = dones  # ~[S01] Procgen does not say which ends are time limits
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
