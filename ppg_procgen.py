@@ -214,7 +214,7 @@ class Agent(nn.Module):
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits (n, A), values and auxiliary values (n,) of observations (n, 64, 64, 3) uint8."""
+        """Logits (n, A), values (n,) and features (n, 256) of observations (n, 64, 64, 3) uint8."""
         x = obs.permute(0, 3, 1, 2).to(self.dtype) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
@@ -222,12 +222,12 @@ class Agent(nn.Module):
         if self.detach:  # [P02] the value does not train the policy's features
             value_hidden = value_hidden.detach()  # in both phases; the paper: in the policy phase
         value = self.critic(value_hidden.float()).squeeze(-1)
-        return self.actor(hidden.float()), value, self.aux_critic(hidden.float()).squeeze(-1)
+        return self.actor(hidden.float()), value, hidden.float()
 
     @torch.no_grad()
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
-        logits, value, _ = (x.cpu() for x in self(obs))
+        logits, value = (x.cpu() for x in self(obs)[:2])
         # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
         noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
@@ -294,7 +294,10 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
     mb: observations, logits (M, A) of the policy before the auxiliary phase, and returns (M,), the
     targets of the value in the policy phase.
     """
-    logits, value, aux_value = agent(mb["obs"])
+    logits, value, features = agent(mb["obs"])
+    # Not in `forward`: if compiled, it gives a head outside the loss a gradient of 0, not None, and
+    # Adam would move the head by its momentum in the policy phase
+    aux_value = agent.aux_critic(features).squeeze(-1)
     old_logprobs, logprobs = mb["logits"].log_softmax(-1), logits.log_softmax(-1)
     kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()  # KL(old || new)
     aux_v_loss = 0.5 * ((aux_value - mb["returns"]) ** 2).mean()
