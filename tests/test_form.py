@@ -666,7 +666,7 @@ def test_the_settings_of_a_sweep_are_left_as_they_were(script):
 
 # -- bad checkpoints, disks --
 @each_text_of("load_checkpoint", "main")
-@pytest.mark.parametrize("how", [x for x in SPOILT if x not in ("older flags", "only arguments")])
+@pytest.mark.parametrize("how", [x for x in SPOILT if x != "older flags"])
 def test_a_bad_checkpoint_is_refused_in_one_line_and_left_alone(script, how, finished):
     run_dir = finished(script)
     spoil(run_dir, how)
