@@ -8,20 +8,34 @@ marked `e2e`.
 import contextlib
 import copy
 import importlib.util
+import itertools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from harness import flag_of
 from registry import GAMES, ROOT, SCRIPTS, pages
-from watch import Killed, checkpoint_of, copied, episodes_of, flat, one_layer_agent, scalars_of
+from watch import (
+    Killed,
+    assert_equal,
+    assert_same_run,
+    checkpoint_of,
+    copied,
+    episodes_of,
+    flat,
+    one_layer_agent,
+    scalars_of,
+)
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 
@@ -31,7 +45,14 @@ SIZE = 2  # processes
 # Patch -> flags of four iterations, in which no process normalizes anything for itself.
 CASES = {"multigpu_atari": GAMES | {"num_envs": 4, "update_epochs": 3, "norm_adv": False}}
 CASES["multigpu_atari"] |= {"total_timesteps": 512}
-all_cases = pytest.mark.parametrize("name", CASES)
+CASES["multigpu_ppg"] = SCRIPTS["ppg_procgen"].tiny | {"num_envs": 4, "total_timesteps": 512}
+CASES["multigpu_ppg"] |= {"e_policy": 3, "e_auxiliary": 2, "norm_adv": False}
+EPOCHS = {"multigpu_atari": "update_epochs", "multigpu_ppg": "e_policy"}
+PROCGEN = find_spec("procgen") is not None
+needs_procgen = pytest.mark.skipif(not PROCGEN, reason="procgen-mirror is not installed")
+PPG = pytest.param("multigpu_ppg", marks=needs_procgen)
+all_cases = pytest.mark.parametrize("name", ["multigpu_atari", PPG])
+ppg_alone = pytest.mark.parametrize("name", [PPG])
 
 
 def torchrun(size, *words, **kwargs) -> subprocess.CompletedProcess:
@@ -52,6 +73,11 @@ def load(path: Path):
 
 
 # -- what each of two processes does --
+def grads(agent: torch.nn.Module) -> torch.Tensor:
+    """One vector; PPG's policy phase has none for the auxiliary head."""
+    return flat(p.grad for p in agent.parameters() if p.grad is not None)
+
+
 def record(name: str) -> dict:
     """What a patched script does in this process, run by run."""
     module = load(script_of(name, Path(os.environ["RANK"])))
@@ -66,6 +92,20 @@ def record(name: str) -> dict:
         seen["rngs"].append(torch.get_rng_state())
         return original(*args, **kwargs)
 
+    def gae(original, rewards, *rest):
+        seen["rewards"].append(rewards.copy())
+        seen["advantages"].append(original(rewards, *rest))
+        return seen["advantages"][-1]
+
+    def aux_loss(original, agent, mb, args):
+        how.setdefault("aux", [copy.deepcopy(agent), copied(mb)])
+        return original(agent, mb, args)
+
+    def save_checkpoint(original, args, state, log):
+        time.sleep(0.1)  # while the other process could go on
+        original(args, state, log)
+        seen["files"] = sorted(path.name for path in log.run_dir.glob("observations*"))
+
     def evaluate_actions(original, agent, *inputs):
         seen["weights"].append(flat(agent.parameters()))
         how.setdefault("first", [copy.deepcopy(agent), inputs])  # minibatch
@@ -74,29 +114,38 @@ def record(name: str) -> dict:
     def ppo_loss(original, *evaluated_and_rest):
         if len(how["first"]) == 2:
             how["first"].append(evaluated_and_rest[3])
+        seen["normalized"].append(copied(evaluated_and_rest[3]["advantages"]))
         loss, stats = original(*evaluated_and_rest)
         return loss, stats | how.get("stats", {})
 
     def average_gradients(original, agent, stats):
+        phase = "averages" if "policy_loss" in stats else "aux"
         original(agent, stats)
-        seen["averages"].append((flat(p.grad for p in agent.parameters()), copied(stats)))
+        seen[phase].append((grads(agent), copied(stats)))
+        if len(seen[phase]) == how.get(phase + " last"):
+            raise Killed
 
     def all_gather(original, value):
-        seen["gathered"].append(value)
-        if len(seen["gathered"]) == how.get("last"):
-            raise Killed
+        if isinstance(value, tuple):  # what is logged
+            seen["gathered"].append(value)
+            if len(seen["gathered"]) == how.get("last"):
+                raise Killed
+        if isinstance(value, np.ndarray):
+            seen["discounted"].append(value.copy())
         return original(value)
 
     def train(key, args=None, **changes) -> None:
-        names = ("seeds", "rngs", "weights", "averages", "gathered")
-        seen.update({name: [] for name in names}, run_dir=None)
+        names = "seeds rngs weights averages aux gathered rewards advantages normalized discounted"
+        seen.update({name: [] for name in names.split()}, run_dir=None)
         with contextlib.suppress(Killed):
             results = module.train(args or module.Args(**CASES[name] | changes))
             seen["run_dir"] = results and results["run_dir"]
         found[key] = seen.copy()
 
     gather = module.all_gather
-    for wrapper in (make_envs, act, evaluate_actions, ppo_loss, average_gradients, all_gather):
+    wrappers = [make_envs, act, evaluate_actions, ppo_loss, average_gradients, all_gather, gae]
+    wrappers += [aux_loss, save_checkpoint] if name == "multigpu_ppg" else []
+    for wrapper in wrappers:
         owner = module if hasattr(module, wrapper.__name__) else module.Agent
 
         def wrapped(*args, wrapper=wrapper, original=getattr(owner, wrapper.__name__), **kwargs):
@@ -112,14 +161,25 @@ def record(name: str) -> dict:
     evaluated = agent.evaluate_actions(*map(torch.cat, zip(*inputs)))
     loss, stats = module.ppo_loss(*evaluated, mb, args.clip_coef, args)
     loss.backward()
-    found["joined"] = len(mb["returns"]), flat(p.grad for p in agent.parameters()), copied(stats)
-    how["last"] = 4  # the first is of the weights: in the third iteration
-    train("killed", exp_name=f"killed_{name}")
-    del how["last"]
-    dist.barrier()
-    (run_dir,) = Path("runs").glob(f"*__killed_{name}__*")
-    found["checkpoint"] = checkpoint_of(run_dir)
-    train("resumed", module.parse_args(["--resume", str(run_dir)]))
+    found["joined"] = len(mb["returns"]), grads(agent), copied(stats)
+    if "aux" in how:
+        agent, mine = how["aux"]
+        mb = {key: torch.cat([part[key] for part in gather(mine)]) for key in mine}
+        loss, stats = module.aux_loss(agent, mb, args)
+        agent.zero_grad()
+        loss.backward()
+        found["joined in the auxiliary phase"] = len(mb["returns"]), grads(agent), copied(stats)
+    kills = {"": {"last": 3}}  # in the third iteration
+    if name == "multigpu_ppg":  # in the second auxiliary phase, which follows the fourth
+        kills["_phase"] = {"aux last": len(seen["aux"]) // 2 + 3}
+    for suffix, kill in kills.items():
+        how |= kill
+        train(f"killed{suffix}", exp_name=f"killed{suffix}_{name}")
+        how = {key: value for key, value in how.items() if key not in kill}
+        dist.barrier()
+        (run_dir,) = Path("runs").glob(f"*__killed{suffix}_{name}__*")
+        found[f"checkpoint{suffix}"] = checkpoint_of(run_dir)
+        train(f"resumed{suffix}", module.parse_args(["--resume", str(run_dir)]))
     how["stats"] = {"approx_kl": torch.tensor(0.04 * dist.get_rank())}  # of the second alone
     for target in (0.015, 0.025):  # of a mean of 0.02
         train(target, target_kl=target, total_timesteps=128)
@@ -150,11 +210,15 @@ def module(name, tmp_path):
 # -- gradients, weights, generators --
 @all_cases
 def test_the_gradient_is_that_of_one_process_with_the_joined_minibatch(name, both):
-    """The first one, with the weights that both had then."""
-    for one in both:
-        size, grad, stats = one["joined"]
-        reduced_grad, reduced_stats = one["whole"]["averages"][0]
-        assert size == 4 * CASES[name]["num_steps"] // CASES[name]["num_minibatches"]
+    """The first one of each phase, with the weights that both had then."""
+    case = CASES[name]
+    sizes = {"joined": 4 * case["num_steps"] // case["num_minibatches"]}
+    if name == "multigpu_ppg":
+        sizes["joined in the auxiliary phase"] = case["num_aux_rollouts"] * case["num_steps"]
+    for one, (phase, samples) in itertools.product(both, sizes.items()):
+        size, grad, stats = one[phase]
+        reduced_grad, reduced_stats = one["whole"]["averages" if phase == "joined" else "aux"][0]
+        assert size == samples
         assert (reduced_grad - grad).abs().max() <= 1e-6 * grad.abs().max()
         for key, stat in stats.items():
             torch.testing.assert_close(reduced_stats[key], stat, rtol=1e-5, atol=1e-6)
@@ -176,11 +240,12 @@ def test_weights_stay_equal_and_random_streams_apart(name, both, module):
 def test_what_is_logged_is_of_all_processes(name, both):
     run_dir = Path(both[0]["whole"]["run_dir"])
     assert both[1]["whole"]["run_dir"] is None and len(list(run_dir.glob("events*"))) == 1
-    iterations = list(zip(*(one["whole"]["gathered"][1:] for one in both)))
+    iterations = list(zip(*(one["whole"]["gathered"] for one in both)))
     episodes = [x for parts in iterations for part in parts for x in part[0]]
     assert episodes_of(run_dir) == sorted(episodes, key=lambda episode: episode[0])
-    for step, _, length in [part[0][0] for part in iterations[1]]:
-        assert step == 4 * length  # of four environments, of which none had a reset yet
+    for parts in zip(*iterations):  # of a process: its first episode began with the run
+        step, _, length = next(episode for part in parts for episode in part[0])
+        assert step == 4 * length  # of four environments
     logged = scalars_of(run_dir)
     for i, parts in enumerate(iterations):
         residuals, returns = (torch.cat([part[k] for part in parts]) for k in (1, 2))
@@ -201,13 +266,16 @@ def test_the_early_stop_is_on_the_mean_of_all_processes(name, both):
 
 
 @all_cases
-def test_a_run_resumes_with_the_generators_of_all_and_only_with_as_many(name, both, module):
+def test_a_run_resumes_with_the_generators_of_all_and_only_with_as_many(
+    name, both, module, tmp_path
+):
     checkpoint, run_dir = both[0]["checkpoint"], Path(both[0]["resumed"]["run_dir"])
     assert (checkpoint["iteration"], checkpoint_of(run_dir)["iteration"]) == (2, 4)
     for one, rng in zip(both, checkpoint["rng"].chunk(SIZE)):
         assert torch.equal(one["resumed"]["rngs"][0], rng)
     steps = [step for step, *_ in episodes_of(run_dir)]
     assert steps == sorted(steps) and steps[0] <= 256 < steps[-1]
+    run_dir = shutil.copytree(run_dir, tmp_path / "unfinished")
     torch.save(checkpoint, run_dir / "checkpoint.pt")
     with pytest.raises(module.Refused, match="^error: .* 2 processes, as it began, not 1$"):
         module.train(module.parse_args(["--resume", str(run_dir)]))
@@ -222,8 +290,54 @@ def test_what_cannot_be_shared_is_an_error(name, module, monkeypatch):
         args = module.Args(**CASES[name] | {"num_envs": num_envs, "num_steps": 25})
         with pytest.raises(module.Refused, match=f"^error: .*{words}"):
             module.join_processes(args, None)
+    if name == "multigpu_ppg":
+        args = module.Args(**CASES[name] | {"num_aux_rollouts": 3})
+        with pytest.raises(module.Refused, match="2 processes cannot share --num-aux-rollouts 3"):
+            module.join_processes(args, None)
     with pytest.raises(module.Refused, match="--evaluate .*torchrun"):
         module.parse_args(["--evaluate", "runs/NAME"])
+
+
+# -- PPG --
+@ppg_alone
+@pytest.mark.parametrize("kill, iteration", {"": 2, "_phase": 3}.items())
+def test_ppg_resumes_to_the_bit_in_each_phase(kill, iteration, name, both):
+    """The checkpoint has games, sums of rewards and returns of the phase of all processes."""
+    whole, resumed = (Path(both[0][run]["run_dir"]) for run in ("whole", f"resumed{kill}"))
+    checkpoint = both[0][f"checkpoint{kill}"]
+    assert checkpoint["iteration"] == iteration and len(checkpoint["games"]) == 4
+    for run_dir in (whole, resumed):
+        state = checkpoint_of(run_dir)
+        state["args"]["exp_name"] = ""
+        torch.save(state, run_dir / "checkpoint.pt")
+    assert_same_run(resumed, whole)
+
+
+@ppg_alone
+def test_rewards_and_advantages_are_normalized_over_all_processes(name, both, module):
+    """As in one process that has all environments."""
+    runs = [one["whole"] for one in both]
+    rms, rewards = module.RunningMeanStd(np.zeros(()), np.ones(())), []
+    for sums, scaled in zip(
+        *(zip(*(run[key] for run in runs)) for key in ("discounted", "rewards"))
+    ):
+        for step, row in zip(np.concatenate(sums, 1), np.concatenate(scaled, 1)):
+            rms.update(step)
+            rewards += [x * np.sqrt(rms.var + 1e-8) for x in row[abs(row) < 10]]  # not clipped
+    assert np.any(rewards) and np.allclose(rewards, np.round(rewards), atol=1e-5)
+    assert_equal(checkpoint_of(Path(runs[0]["run_dir"]))["return_rms"], module.rms_state(rms), "")
+    joined = torch.cat([torch.cat(run["normalized"][:2]) for run in runs])  # an epoch
+    raw = torch.cat([torch.from_numpy(run["advantages"][0]).flatten() for run in runs])
+    expected = (raw - raw.mean()) / (raw.std(correction=0) + 1e-8)
+    torch.testing.assert_close(joined.sort()[0], expected.sort()[0], rtol=1e-4, atol=1e-5)
+
+
+@ppg_alone
+def test_rollouts_are_kept_until_the_last_checkpoint_is_written(name, both):
+    """The one before it could not go on without them."""
+    run = both[0]["whole"]
+    assert run["files"] == ["observations0.bin", "observations1.bin"]
+    assert not [*Path(run["run_dir"]).glob("observations*")]
 
 
 # -- torchrun --
@@ -249,10 +363,14 @@ def counted(flat):
 dist.all_reduce = counted
 runpy.run_path("{script}", run_name="__main__")
 """)
-    flags = CASES[name] | {"num_steps": 8, "total_timesteps": 32 * 12, "update_epochs": 1}
+    flags = CASES[name] | {"num_steps": 8, "total_timesteps": 32 * 12, EPOCHS[name]: 1}
+    before = 9  # iterations of two minibatches
+    if name == "multigpu_ppg":  # it dies in the second auxiliary phase, of 16 minibatches
+        flags |= {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 4}
+        before = 3
     assert torchrun(SIZE, "killed.py", *flags_of(flags)).returncode != 0
     (run_dir,) = Path("runs").iterdir()
-    assert checkpoint_of(run_dir)["iteration"] == 9
+    assert checkpoint_of(run_dir)["iteration"] == before
     done = torchrun(SIZE, script, "--resume", run_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert checkpoint_of(run_dir)["iteration"] == 12 and done.stdout.count("run: ") == 1
@@ -274,7 +392,13 @@ def documented(pattern: str) -> list[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("command", documented("patch -o "))
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=[needs_procgen] * ("procgen" in command))
+        for command in documented("patch -o ")
+    ],
+)
 def test_documented_commands_make_the_script_and_run_it(command):
     """Two iterations of few steps."""
     shutil.copytree(ROOT / "variants", "variants")
@@ -284,8 +408,11 @@ def test_documented_commands_make_the_script_and_run_it(command):
     runs = [run for run in documented("uv run torchrun --standalone ") if f" {made} " in run]
     size, flags = re.search(rf"node (\d+) {made} (.*)", runs[0]).groups()
     args = load(Path(made)).parse_args(flags.split())
-    few = {"num_steps": 16, "total_timesteps": 32 * args.num_envs, "eval_episodes": 1}
-    few |= {"max_episode_steps": 60, "compile": False, "cuda": False}
+    few = {"num_steps": 16, "total_timesteps": 32 * args.num_envs, "max_episode_steps": 60}
+    if made == "ppg_procgen_multigpu.py":  # OpenAI's recipe
+        assert size == "4" and args.num_envs == 256 and args.aux_adam
+        few = {"num_steps": 4, "total_timesteps": 8 * args.num_envs, "e_auxiliary": 1}
+    few |= {"eval_episodes": 1, "compile": False, "cuda": False}
     done = torchrun(size, made, *flags.split(), *flags_of(few))
     assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
     (run_dir,) = Path("runs").iterdir()
@@ -307,7 +434,8 @@ def test_ppo_lstm_runs_in_two_processes_and_not_in_three():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.save({name: record(name) for name in CASES}, f"{os.environ['RANK']}.pt")
+    names = [name for name in CASES if PROCGEN or name != "multigpu_ppg"]
+    torch.save({name: record(name) for name in names}, f"{os.environ['RANK']}.pt")
     dist.destroy_process_group()
     threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
     assert "gloo" not in "".join(threads)  # one that meets the end of Python could abort it

@@ -98,9 +98,10 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
 
 
 def test_every_patch_has_a_row_and_every_row_a_patch():
-    """But those of combine/, which are no ideas to compare."""
+    """But those of combine/, which are no ideas to compare; one runs a recipe."""
     rows = results.read_recipes()
     named = set(rows["script"][rows["script"].str.endswith(".patch")])
+    named -= {"variants/combine/multigpu_ppg.patch"}
     assert named == {
         str(patch.relative_to(ROOT)) for patch in PATCHES.values() if patch.parent.name != "combine"
     }
