@@ -38,7 +38,7 @@ needs_procgen = pytest.mark.skipif(
 
 
 def documented_flags(words: str) -> list[str]:
-    """Those of the only command of ppg_procgen.py, or of its patch, in README.md and docs/ that has these words."""
+    """Those of the one command of ppg_procgen.py, patched or not, in the pages with these words."""
     text = "\n".join(page.read_text() for page in pages()).replace("\\\n", " ")
     (flags,) = re.findall(rf"^uv run .*ppg_procgen\w*.py (.*{words}.*)$", text, re.MULTILINE)
     return shlex.split(flags)
