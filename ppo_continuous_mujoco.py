@@ -900,6 +900,8 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     except Exception as error:
         why = f"{path} is not a checkpoint of this script: {first_line(error)}"
         raise Refused(f"error: {why}") from error
+    known = {"agent", "rng", "iteration"} <= checkpoint.keys()
+    require(known, f"{path} is of an earlier version: use the script beside it")
     return checkpoint
 
 

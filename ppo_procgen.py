@@ -335,7 +335,7 @@ def train(args: Args) -> dict:
     if checkpoint:  # go on within the episodes
         envs.unwrapped.games.set_state(checkpoint["games"])
         carried[:] = checkpoint["carried"]
-    obs[T], _ = envs.reset(seed=first_seed)
+    obs[T], _ = envs.reset(seed=first_seed)  # it shows the games as they are
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -369,7 +369,7 @@ def train(args: Args) -> dict:
         with torch.no_grad():
             values[T] = agent(b_obs[-N:])[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
-        ends = dones  # ~[S01] Procgen does not tell time limits from other ends
+        ends = dones  # ~[S01] Procgen does not say which ends are time limits
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
         b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
@@ -460,9 +460,8 @@ def check_args(args: Args) -> None:
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for name in ("gamma", "gae_lambda", "reward_gamma"):
-        value = getattr(args, name)
-        within = value is None or 0 <= value <= 1
-        require(within, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
+        value = getattr(args, name) or 0  # --reward-gamma may be None
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -476,9 +475,7 @@ def check_args(args: Args) -> None:
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
-    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper"
-    games = f"{games} leaper maze miner ninja plunder starpilot".split()
-    require(args.env_id in games, f"--env-id ({args.env_id}) must be one of {', '.join(games)}")
+    check_game(args.env_id)
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
@@ -536,6 +533,12 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def check_game(env_id: str) -> None:
+    games = "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist".split()
+    games += "jumper leaper maze miner ninja plunder starpilot".split()
+    require(env_id in games, f"--env-id ({env_id}) must be one of {', '.join(games)}")
 
 
 class Procgen(gym.vector.VectorEnv):
@@ -810,6 +813,8 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     except Exception as error:
         why = f"{path} is not a checkpoint of this script: {first_line(error)}"
         raise Refused(f"error: {why}") from error
+    known = {"agent", "rng", "iteration"} <= checkpoint.keys()
+    require(known, f"{path} is of an earlier version: use the script beside it")
     return checkpoint
 
 

@@ -350,6 +350,11 @@ def flags_of(fields: dict) -> list[str]:
 @pytest.mark.parametrize("rank", range(SIZE))
 def test_a_killed_process_ends_the_run_which_resumes(name, rank, tmp_path):
     script = script_of(name, tmp_path)
+    flags = CASES[name] | {"num_steps": 8, "total_timesteps": 32 * 12, EPOCHS[name]: 1}
+    last, before = 20, 9  # minibatches, two of each iteration
+    if name == "multigpu_ppg":  # it dies in the second auxiliary phase; each has four minibatches
+        flags |= {"n_iteration": 2, "e_auxiliary": 2, "num_aux_rollouts": 4}
+        last, before = 4 + 4 + 4 + 2, 3
     Path("killed.py").write_text(f"""
 import os, runpy, signal
 import torch.distributed as dist
@@ -357,15 +362,12 @@ import torch.distributed as dist
 calls, all_reduce = [], dist.all_reduce
 def counted(flat):
     calls.append(1)
-    if len(calls) == 20 and os.environ["RANK"] == "{rank}":
+    if len(calls) == {last} and os.environ["RANK"] == "{rank}":
         os.kill(os.getpid(), signal.SIGKILL)
     all_reduce(flat)
 dist.all_reduce = counted
 runpy.run_path("{script}", run_name="__main__")
 """)
-    flags = CASES[name] | {"num_steps": 8, "total_timesteps": 32 * 12, EPOCHS[name]: 1}
-    # Of two minibatches an iteration; PPG dies in its second auxiliary phase, calls 17 to 24
-    before = {"multigpu_atari": 9, "multigpu_ppg": 3}[name]
     assert torchrun(SIZE, "killed.py", *flags_of(flags)).returncode != 0
     (run_dir,) = Path("runs").iterdir()
     assert checkpoint_of(run_dir)["iteration"] == before

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -37,9 +38,9 @@ needs_procgen = pytest.mark.skipif(
 
 
 def documented_flags(words: str) -> list[str]:
-    """Those of the only command of ppg_procgen.py in README.md and docs/ that has these words."""
+    """Those of the one command of ppg_procgen.py, patched or not, in the pages with these words."""
     text = "\n".join(page.read_text() for page in pages()).replace("\\\n", " ")
-    (flags,) = re.findall(rf"^uv run .*ppg_procgen.py (.*{words}.*)$", text, re.MULTILINE)
+    (flags,) = re.findall(rf"^uv run .*ppg_procgen\w*.py (.*{words}.*)$", text, re.MULTILINE)
     return shlex.split(flags)
 
 
@@ -196,7 +197,7 @@ def test_forward_is_the_network_by_hand(script, changes, tiny_procgen):
     expected = [hidden @ agent.actor.weight.T + agent.actor.bias]
     expected += [value_hidden @ agent.critic.weight[0] + agent.critic.bias]
     if script is ppg:
-        expected += [hidden @ agent.aux_critic.weight[0] + agent.aux_critic.bias]
+        expected += [hidden]
     for output, right in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, right, atol=1e-5, rtol=1e-4)
     assert (outputs[0].std(0) > 1e-4).all() and outputs[1].std() > 1e-4
@@ -217,7 +218,8 @@ def test_bf16_stays_inside_the_network(script, tiny_procgen):
     for mine, other in zip(outputs, plain(images(8)), strict=True):
         assert mine.dtype == torch.float32 and 0 < (mine - other).abs().max() < 0.02
     sum(output.sum() for output in outputs).backward()
-    assert all(p.dtype == p.grad.dtype == torch.float32 for p in agent.parameters())
+    grads = [p.grad for p in agent.parameters() if p.grad is not None]  # the auxiliary head: none
+    assert len(grads) >= 34 and {x.dtype for x in [*agent.parameters(), *grads]} == {torch.float32}
 
 
 # -- losses of the auxiliary phase --
@@ -243,7 +245,9 @@ def test_auxiliary_losses_are_those_of_a_loop(beta_clone, tiny_procgen):
     value, aux_value, returns = torch.randn(3, 40, dtype=torch.float64)
     mb = {"obs": None, "logits": old_logits, "returns": returns}
     inputs = [tensor.clone().requires_grad_() for tensor in (logits, value, aux_value)]
-    agent = lambda obs: inputs  # noqa: E731
+    head = torch.nn.Linear(1, 1, dtype=torch.float64)  # passes its input on
+    torch.nn.init.ones_(head.weight), torch.nn.init.zeros_(head.bias)
+    agent = Mock(return_value=(*inputs[:2], inputs[2][:, None]), aux_critic=head)
     loss, stats = ppg.aux_loss(agent, mb, tiny_procgen(ppg, beta_clone=beta_clone))
     expected, expected_stats = aux_loss_by_hand(logits, value, aux_value, mb, beta_clone)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
@@ -1026,3 +1030,25 @@ def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch):
 
 
 # -- compiled and eager --
+
+
+# -- compiled and eager --
+@pytest.mark.e2e
+@pytest.mark.parametrize("own", [False, True])
+def test_compiled_run_is_the_eager_run(own, run_procgen):
+    """Both phases twice, and no step of the auxiliary head in a policy phase."""
+    flags = {"aux_adam": own, "adam_eps": 1e-3, "init": "torch", "total_timesteps": 256}
+    still = {"learning_rate": 1e-30, "total_timesteps": 64}
+    start = weights_in(run_procgen(ppg, **flags | still)["run_dir"])
+    eager, compiled = (run_procgen(ppg, **flags, compile=x)["run_dir"] for x in (False, True))
+    moved = weights_in(eager) - start
+    assert (weights_in(compiled) - weights_in(eager)).norm() < 1e-3 * moved.norm()
+    steps = [
+        [x["step"] for x in checkpoint_of(run_dir)["optimizer"]["state"].values()]
+        for run_dir in (eager, compiled)
+    ]
+    assert steps[0] == steps[1] and moved.norm() > 1e-2
+
+
+def weights_in(run_dir: Path) -> torch.Tensor:
+    return flat(checkpoint_of(run_dir)["agent"].values())
