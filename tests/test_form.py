@@ -1219,8 +1219,8 @@ def test_ctrl_c_is_one_line(script, tmp_path):
     wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")), running)
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=60)
-    # Gymnasium's destructor complains where its workers answered Ctrl-C before this process did
-    ours, _, _ = err.partition("Exception ignored in: <function AsyncVectorEnv")
+    # Gymnasium's workers or its destructor complain where a worker was the first to answer Ctrl-C
+    ours = re.split("ERROR: Traceback|Exception ignored in: <function AsyncVectorEnv", err)[0]
     assert running.returncode == 1 and "Traceback" not in ours, err
     assert f"stopped; --resume runs/{the_run().name} goes on from step " in err
     script.module.load_checkpoint(the_run())
