@@ -1,54 +1,43 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "ale-py>=0.12",
-#                 "envpool>=1.2", "numpy>=1.26", "opencv-python-headless>=4.9",
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "numpy>=1.26",
 #                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
-"""PPO with a memory: ppo_atari.py and the five LSTM details, for games and for vectors.
+"""PPO with a memory: ppo.py with the five LSTM details, for vectors and discrete actions.
 
-Run:     uv run ppo_lstm.py --env-id CartPole-v1 --mask-velocity --num-envs 16 \
-             --learning-rate 1e-3 --gamma 0.98 --clip-coef 0.2 --no-clip-vloss --ent-coef 0 \
-             --vf-coef 0.001 --total-timesteps 1_000_000 --no-cuda --no-compile
-Look:    uvx tensorboard --logdir runs
-Expect:  a return of 500 (median of 3 seeds) after 90 to 260 s on one core
-Read:    to the end of `train`, beside ppo_atari.py; the rest is plumbing. [L01] to [L05] are the
-         LSTM details, [S01] and [S02] ours. Skip at first what ppo_atari.py names, and `upload`.
-Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them in
-         S sequences of up to L steps; an observation is C frames of 84 x 84 pixels or O numbers
-         and becomes F features; an action is one of A; the memory has H = 128 units.
+Run:    uv run ppo_lstm.py  (the same task without a memory: uv run ppo_lstm.py --no-lstm)
+Watch:  uvx tensorboard --logdir runs
+Expect: XXX
+Read:   beside ppo.py, down to the line of "=" below `train`. [L01] to [L05] are the LSTM details
+        of "The 37 Implementation Details of PPO"; [S01] is ours.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has the T steps
+        of n environments. An observation has O numbers, which become F = 64 features; an action
+        is one of A. The memory is the LSTM's h and c, (2, n, H) with H = 128.
 """
 
-import copy
-import ctypes
-import difflib
 import json
 import math
 import os
 import platform
+import random
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-import warnings
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
-import ale_py
-import cv2
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -56,63 +45,46 @@ from tqdm import tqdm
 @dataclass
 class Args:
     # -- experiment --
-    exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # random seed of networks, actions, minibatches and environments
-    torch_deterministic: bool = True  # deterministic kernels of cuDNN; off: the fastest ones
-    cuda: bool = torch.cuda.is_available()  # train on a GPU
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
+    seed: int = 1  # seed of weights, actions, minibatches and environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
+    capture_video: bool = False  # record videos of environment 0 and of the evaluation
 
     # -- algorithm --
-    env_id: str = "Breakout-v5"  # a game, or an environment that observes vectors, or module:id
-    total_timesteps: int = 10_000_000  # steps and reset rows in all, rounded down to batches
+    env_id: str = "MaskedCartPole-v1"  # id of the environment, or module:id
+    total_timesteps: int = 500_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 2.5e-4  # learning rate of Adam
-    num_envs: int = 8  # environments stepped together [C01]
+    num_envs: int = 4  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
-    anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches of an epoch, of whole environments [C06]
-    update_epochs: int = 4  # passes over a rollout
-    norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
+    num_minibatches: int = 4  # minibatches per epoch, of whole environments [C06]
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch [C07]
+    clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
-    ent_coef: float = 0.01  # weight of the entropy bonus [C10]
-    vf_coef: float = 0.5  # weight of the value loss [C10]
-    max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
-
-    # -- details --
-    anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
+    ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
+    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
+    anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
-    ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
-    lstm: bool = True  # remember; otherwise the LSTM forgets after every step
-    mask_velocity: bool = False  # hide the velocities of classic control and of LunarLander
-    noop_max: int = 30  # a game starts with 1 to noop_max frames of doing nothing; 0: none [A01]
-    frame_skip: int = 4  # frames for which an action is repeated [A02]
-    episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
-    fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
-    clip_reward: bool = True  # train on the sign of the reward [A06]
-    frame_stack: int = 1  # last frames that an observation holds [A07]
-    bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
-
-    # -- environments and speed --
-    repeat_action_probability: float = 0.0  # of repeating the last action (sticky actions)
-    full_action_space: bool = False  # all 18 actions instead of those that the game uses
-    max_episode_steps: int = 27_000  # a game is cut off after this: half an hour at --frame-skip 4
-    env_backend: Literal["envpool", "gymnasium"] = "envpool"  # games: fast, or readable and filmed
-    env_threads: int = os.cpu_count() or 1  # threads of EnvPool
-    compile: bool = torch.cuda.is_available()  # compile encoder and loss; little use on a CPU
-    bf16: bool = False  # the network below the LSTM in bfloat16; the rest stays float32
+    ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
+    lstm: bool = True  # remember; otherwise the LSTM forgets before every step
+    bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
-    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
-    resume: str | None = None  # continue the run in this directory, with its configuration
-    evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
-    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
+    checkpoint_seconds: int = 60  # seconds between checkpoints
+    init_from: str | None = None  # directory of a run whose agent is the initial one
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
     def batch_size(self) -> int:
@@ -124,198 +96,97 @@ class Args:
 
 
 # -- environment --
-class NoopReset(gym.Wrapper):
-    """Start a game with 1 to `noop_max` frames of doing nothing."""
-
-    def __init__(self, env: gym.Env, noop_max: int):
-        super().__init__(env)
-        self.noop_max = noop_max
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        for _ in range(self.unwrapped.np_random.integers(1, self.noop_max + 1)):  # [A01] no-ops
-            obs, _, terminated, truncated, info = self.env.step(0)
-            if terminated or truncated:
-                obs, info = self.env.reset()
-        return obs, info
+VELOCITIES = {  # where they stand in an observation
+    "CartPole-v1": [1, 3],
+    "MountainCar-v0": [1],
+    "Acrobot-v1": [4, 5],
+    "LunarLander-v3": [2, 3, 5],
+}
 
 
-class MaxAndSkip(gym.Wrapper):
-    """Repeat an action; observe the maximum of the last two frames, because sprites flicker."""
-
-    def __init__(self, env: gym.Env, frame_skip: int):
-        super().__init__(env)
-        self.frame_skip = frame_skip
-
-    def step(self, action):
-        obs, total_reward = None, 0.0
-        for _ in range(self.frame_skip):
-            previous = obs
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total_reward += reward
-            if terminated or truncated:
-                break
-        frame = obs if previous is None else np.maximum(previous, obs)  # [A02] frame skipping
-        return frame, total_reward, terminated, truncated, info
+def make_masked(env_id: str, **kwargs) -> gym.Env:
+    """The environment with velocities of 0: no observation says which way anything moves."""
+    env = gym.make(env_id, **kwargs)
+    seen = np.ones(env.observation_space.shape, np.float32)
+    seen[VELOCITIES[env_id]] = 0
+    return gym.wrappers.TransformObservation(env, lambda obs: obs * seen, env.observation_space)
 
 
-class EpisodicLife(gym.Wrapper):
-    """End the episode when a life is lost, but reset the game only when it is over.
-
-    As in EnvPool, info["terminated"] says that the game is over and info["reward"] is the reward
-    before it is clipped; after a reset they are of the steps that the reset played.
-    """
-
-    def __init__(self, env: gym.Env, episodic_life: bool):
-        super().__init__(env)
-        self.episodic_life, self.lives, self.game_over = episodic_life, 0, True
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.game_over = terminated or truncated
-        info |= {"terminated": terminated, "reward": reward}
-        lost = 0 < info["lives"] < self.lives  # at 0 lives some games play on for a few frames
-        self.lives = info["lives"]
-        terminated = terminated or (self.episodic_life and lost)  # [A03] episodic life
-        return obs, reward, terminated, truncated, info
-
-    def reset(self, **kwargs):
-        reward, over = 0.0, False
-        new_game = self.game_over or kwargs.get("seed") is not None
-        if not new_game:  # a step of doing nothing goes on from the lost life
-            obs, reward, terminated, truncated, info = self.env.step(0)
-            over = terminated or truncated
-        if new_game or over:
-            obs, info = self.env.reset(**kwargs)
-        self.lives, self.game_over = info["lives"], False
-        return obs, info | {"terminated": over, "reward": reward}
-
-
-class FireReset(gym.Wrapper):
-    """Press FIRE, then the third action, after each reset: some games wait for one of them."""
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        total_reward, over = info["reward"], info["terminated"]
-        for action in (1, 2):  # [A04] fire on reset
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total_reward += reward
-            over = over or info["terminated"] or truncated
-            if terminated or truncated:
-                obs, info = self.env.reset()
-                total_reward += info["reward"]
-                over = over or info["terminated"]
-        return obs, info | {"terminated": over, "reward": total_reward}
-
-
-def warp_frame(frame: np.ndarray) -> np.ndarray:
-    """210x160 RGB to 84x84 gray."""
-    gray = cv2.cvtColor(frame, cv2.COLOR_RGB2GRAY)
-    return cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)  # [A05] gray, then smaller
-
-
-def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.Env:
-    """A game in baselines' wrappers, in their order; filmed if there is a directory for videos."""
-    if args.noop_max:
-        env = NoopReset(env, args.noop_max)
-    env = MaxAndSkip(env, args.frame_skip)
-    if video_dir:
-        env.metadata = env.metadata | {"render_fps": 60 / args.frame_skip}
-        env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    env = EpisodicLife(env, args.episodic_life)
-    if args.fire_reset and env.unwrapped.get_action_meanings()[1] == "FIRE":
-        env = FireReset(env)
-    gray = gym.spaces.Box(0, 255, (84, 84), np.uint8)
-    env = gym.wrappers.TransformObservation(env, warp_frame, gray)
-    if args.clip_reward:
-        env = gym.wrappers.TransformReward(env, np.sign)  # [A06] reward clipping
-    n = args.frame_stack  # the last frames, oldest first; before the first one black
-    return gym.wrappers.FrameStackObservation(env, n, padding_type="zero")  # [A07] frame stacking
+for name in VELOCITIES:  # MaskedCartPole-v1; for other scripts ppo_lstm:MaskedCartPole-v1
+    gym.register(f"Masked{name}", make_masked, kwargs={"env_id": name})
 
 
 # -- agent --
 def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
-    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
-    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+    """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
+    if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
         nn.init.zeros_(layer.bias)
     return layer
 
 
-class FlattenChannelsLast(nn.Module):
-    """(n, C, H, W) to (n, H * W * C), baselines' order: no copy if the channels are last."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 2, 3, 1).flatten(1)
-
-
 class Agent(nn.Module):
-    """Policy and value function of frames (n, C, 84, 84) uint8 or vectors (n, O), with a memory."""
+    """Policy and value of vector observations: two layers of 64 units, then an LSTM of 128."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
         super().__init__()
-
-        def nature_cnn() -> nn.Sequential:
-            conv1 = layer_init(nn.Conv2d(obs_space.shape[0], 32, 8, stride=4), 2**0.5, args)
-            conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2), 2**0.5, args)
-            conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1), 2**0.5, args)
-            linear = layer_init(nn.Linear(64 * 7 * 7, 512), 2**0.5, args)
-            convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
-            return nn.Sequential(*convs, FlattenChannelsLast(), linear, nn.ReLU())
-
-        def mlp() -> nn.Sequential:
-            first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
-            second = layer_init(nn.Linear(64, 64), 2**0.5, args)
-            return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
-
-        pixels = len(obs_space.shape) == 3
-        self.network = nature_cnn() if pixels else mlp()  # [A08] shared by policy and value
-        self.lstm = nn.LSTM(512 if pixels else 64, 128)
-        if args.ortho_init:  # [L01] LSTM initialization: orthogonal weights of gain 1, zero biases
+        first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
+        second = layer_init(nn.Linear(64, 64), 2**0.5, args)
+        self.network = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+        self.lstm = nn.LSTM(64, 128)
+        if args.ortho_init:  # [L01] orthogonal weights of gain 1 and zero biases
             for name, param in self.lstm.named_parameters():
                 init = nn.init.zeros_ if "bias" in name else nn.init.orthogonal_
                 init(param)
         self.actor = layer_init(nn.Linear(128, int(action_space.n)), 0.01, args)
         self.critic = layer_init(nn.Linear(128, 1), 1.0, args)
-        self.dtype = torch.bfloat16 if args.bf16 else torch.float32  # both hold 0 to 255 exactly
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """Features (n, F) of observations, without memory."""
-        if obs.dim() == 4:
-            obs = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scaling
-        with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
-            return self.network(obs).float()
+        """Features (m, F) of observations (m, O), without memory."""
+        return self.network(obs)
 
-    def run_lstm(self, features: torch.Tensor, lengths: list[int], state: torch.Tensor):
-        """Hidden states (M, H) of features (M, F): S sequences, joined; first states (2, S, H)."""
-        padded = pad_sequence(features.split(lengths))  # (L, S, F), zeros after each sequence
-        h, c = state[:, None]  # (1, S, H) each, as nn.LSTM takes them
-        hidden, _ = self.lstm(padded, (h, c))  # (L, S, H)
-        return torch.cat([column[:n] for column, n in zip(hidden.unbind(1), lengths)])
+    def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+        """Logits (T, n, A), values (T, n) and memory (2, n, H) after T steps of n environments.
 
-    def heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (n, A) and values (n,) of hidden states (n, H)."""
-        return self.actor(hidden), self.critic(hidden).squeeze(-1)
+        lstm_state: (2, n, H), the memory before them. begins_anew: (T, n), on the CPU, 1 where an
+        episode begins and forgets the last. The rows between are one call of the LSTM:
 
-    def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, A), -log of Exp(1), for `act`; drawn once a rollout for speed."""
-        return -torch.empty(*shape, self.actor.out_features).exponential_().log()
+            row                            0  1  2  3  4
+            begins_anew of environment 0   0  0  0  0  0
+            begins_anew of environment 1   0  0  1  0  0
+            calls                          ----  -------
+        """
+        features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
+        keeps = (1 - begins_anew).to(obs.device)[:, :, None]
+        cuts = [0, *(np.flatnonzero(begins_anew[1:].any(1)) + 1), len(obs)]
+        hidden = []
+        for start, end in zip(cuts, cuts[1:]):
+            h, c = (lstm_state * keeps[start])[:, None]  # [L03] reset at the start of an episode
+            outputs, (h, c) = self.lstm(features[start:end], (h, c))
+            lstm_state = torch.cat((h, c))
+            hidden.append(outputs)
+        hidden = torch.cat(hidden)  # (T, n, H)
+        return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, state: torch.Tensor, noise: torch.Tensor):
-        """Samples (modes if noise is 0), log-probabilities, values, each (n,); state (2, n, H)."""
-        h, c = state[:, None]  # (1, n, H) each
-        hidden, (h, c) = self.lstm(self.encode(obs)[None], (h, c))  # (1, n, H) each
-        logits, value = self.heads(hidden[0])
-        action = (logits + noise).argmax(-1)
-        logprob = logits.log_softmax(-1).gather(-1, action[:, None]).squeeze(-1)
-        return action, logprob, value, torch.cat((h, c))
+    def act(self, obs, begins_anew: torch.Tensor, lstm_state: torch.Tensor, greedy: bool = False):
+        """Actions (n,) at observations (n, O), sampled or the most probable, and the new memory."""
+        logits, _, lstm_state = self(obs[None], begins_anew[None], lstm_state)
+        if greedy:
+            return logits[0].argmax(-1), lstm_state
+        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        return (logits - noise.to(logits.device))[0].argmax(-1), lstm_state
 
-    def evaluate_actions(self, hidden: torch.Tensor, actions: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n,) at hidden (n, H)."""
-        logits, value = self.heads(hidden)
+    def get_value(self, obs: torch.Tensor, lstm_state: torch.Tensor) -> torch.Tensor:
+        """V (n,) of observations (n, O), each with its memory (2, n, H)."""
+        return self(obs[None], torch.zeros(1, len(obs)), lstm_state)[1][0]
+
+    def evaluate_actions(self, obs, actions, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+        """Log-probability, entropy and value, each (T, n), of T steps, see `forward`."""
+        logits, values, _ = self(obs, begins_anew, lstm_state)
         policy = Categorical(logits=logits, validate_args=False)
-        return policy.log_prob(actions), policy.entropy(), value
+        return policy.log_prob(actions), policy.entropy(), values
 
 
 # -- advantages and loss --
@@ -369,657 +240,513 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
-def split_episodes(keep_state: torch.Tensor, mb_envs: torch.Tensor, state: torch.Tensor):
-    """Cut the rollouts of environments mb_envs (n,) at resets, into S sequences for `run_lstm`.
-
-    After a row where keep_state (T, N) is False the memory is zeroed; `state` (2, N, H) is the
-    memory before row 0. Returns mb_inds (M = n * T,), the row in the batch of each sample,
-    environment by environment; the lengths of the sequences; and their first states (2, S, H).
-    T = 5, n = 1, zeros after row 1: the sequences 0 1 and 2 3 4, S = 2, lengths 2 and 3.
-    """
-    T, N = keep_state.shape
-    mb_inds = (torch.arange(T) * N + mb_envs[:, None]).flatten()
-    starts = torch.ones(len(mb_envs), T, dtype=torch.bool)
-    starts[:, 1:] = ~keep_state[:-1, mb_envs].T  # True: a sequence begins (row 0, after a reset)
-    env, first = starts.nonzero().T  # (S,) each: place in mb_envs and first step of a sequence
-    number = starts.flatten().cumsum(0)  # (M,): of the sequence of each sample, from 1
-    lengths = number.bincount()[1:].tolist()
-    continues = upload(first == 0, state.device)[:, None]  # from before row 0
-    envs = upload(mb_envs[env], state.device)
-    state = state[:, envs] * continues  # [L05] rebuilt from the state before the rollout
-    return upload(mb_inds, state.device), lengths, state
-
-
-def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
-    """The scalar loss and diagnostics of a minibatch; --compile compiles this and Agent.encode."""
-    newlogprob, entropy, newvalue = agent.evaluate_actions(mb["hidden"], mb["actions"])
-    return ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-
-
-def average_gradients(agent: Agent, stats: dict) -> None:
-    """Replace gradient and diagnostics by their means over all processes, with one all-reduce."""
-    if dist.is_initialized():
-        tensors = [*stats.values(), *(p.grad for p in agent.parameters() if p.grad is not None)]
-        flat = torch.cat([tensor.flatten() for tensor in tensors]) / dist.get_world_size()
-        dist.all_reduce(flat)
-        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-            tensor.copy_(mean.view_as(tensor))
-
-
 def train(args: Args) -> dict:
-    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()
-    if not game_name(args.env_id):
-        torch.set_num_threads(1)  # networks this small are slower with more
+    torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.backends.cudnn.benchmark = not args.torch_deterministic  # keep the fastest kernels
-    torch.compiler.reset()  # forget the graphs of an earlier run, before processes are joined
-    rank, local_args = join_processes(args)
-    torch.manual_seed(args.seed + 1_000_003 * rank)  # of weights, actions and minibatches
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{all_gather(int(time.time()))[0]}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
-    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not complete, f"{run_dir} is done: --evaluate plays it")
-
-    resumed_at = checkpoint["iteration"] if checkpoint else 0  # new seeds: EnvPool repeats no game
-    env_seed = args.seed + rank * local_args.num_envs + resumed_at * args.num_envs
-    envs = make_envs(local_args, run_dir / f"videos_{int(time.time())}", env_seed)
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    agent = Agent(obs_space, action_space, args)
-    weights = checkpoint or all_gather({"agent": agent.state_dict()})[0]  # those of rank 0
-    load_weights(agent, weights)
-    agent.to(device, memory_format=torch.channels_last)
-    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
-    optimizer = torch.optim.Adam(agent.parameters(), lr=lr, eps=eps, fused=True)
-    max_norm = args.max_grad_norm or math.inf
-    rollout_agent = copy.deepcopy(agent)  # acts, with weights that --bf16 casts once a rollout
-    rollout_agent.network.to(agent.dtype)
-    rollout_agent.lstm.flatten_parameters()  # for cuDNN; a copy does not keep it
-
-    # A rollout
-    T, N = args.num_steps, local_args.num_envs
-    obs = torch.from_numpy(np.zeros((T + 1, N, *obs_space.shape), obs_space.dtype)).to(device)
-    actions = torch.zeros((T, N), dtype=torch.int64, device=device)
-    logprobs = torch.zeros((T, N), device=device)
-    values = torch.zeros((T + 1, N), device=device)
-    rewards = np.zeros((T, N), np.float32)
-    terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task, or cost a life
-    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-    valid = np.ones((T, N), bool)  # False: a reset row, which is no step, see [S02]
-
-    # State carried between iterations and saved in checkpoints
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
+    check_runs(args, checkpoint, initial)
     start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
-    global_step = 0
-    seconds = 0.0  # of training before this process
-    recent_returns = deque(maxlen=100)
-    next_valid = np.ones(N, bool)
-    lstm_state = torch.zeros((2, N, agent.lstm.hidden_size), device=device)  # [L02] zeros at first
-    next_obs, infos = envs.reset(seed=env_seed)
-    episodic_return = np.array(infos["reward"], np.float64)  # of the whole game, not clipped
-    episodic_length = np.zeros(N)
-    if checkpoint:
-        process = checkpoint["processes"][rank]
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        torch.set_rng_state(process["rng"])
-        global_step = checkpoint["global_step"]
-        seconds = checkpoint["seconds"]
-        recent_returns.extend(checkpoint["recent_returns"])
-        if restore_envs(envs, process["envs"]):
-            carried = (x.numpy() for x in process["carried"])
-            next_obs, next_valid, episodic_return, episodic_length = carried
-            lstm_state = process["lstm_state"].to(device)
+    try_env(args, initial)
 
-    writer, episodes, bar = [NullLogger()] * 3 if rank else open_logs(args, run_dir, checkpoint)
-    start_time = all_gather(time.time())[0] - seconds  # the clock of the first process
-    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
+    envs = make_envs(args, run_dir)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device)
+    optimizer = torch.optim.Adam(
+        agent.parameters(),
+        lr=args.learning_rate,
+        eps=args.adam_eps,  # [C03] Adam's epsilon
+        fused=True,  # one kernel: faster
+    )
+    if initial:
+        load_weights(agent, initial)
+    if checkpoint:
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+
+    # A rollout, in NumPy
+    T, N, H = args.num_steps, args.num_envs, agent.lstm.hidden_size
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)
+    next_obs = np.zeros_like(obs)  # what step t led to, before any reset
+    actions = np.zeros((T, N), np.int64)
+    rewards = np.zeros((T, N), np.float32)
+    terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
+    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
+    begins_anew = np.ones((T + 1, N), np.float32)  # 1: this step begins an episode
+    next_lstm_states = np.zeros((2, T, N, H), np.float32)  # the memory after each step
+
+    global_step = (start_iteration - 1) * args.batch_size
+    episodic_return, episodic_length = np.zeros(N), np.zeros(N)
+    current_obs, _ = envs.reset(seed=first_seed)
+    lstm_state = torch.zeros(2, N, H, device=device)  # [L02] the memory begins with zeros
+    log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
-        rollout_start = time.time()
-        finished = []  # (t, return, length, time) of episodes
-        initial_state = lstm_state  # (2, N, H)
-        noise = agent.draw_noise(T, N).to(device)
-        rollout_agent.load_state_dict(agent.state_dict())  # copies the weights, in place
-        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
-            obs[t] = torch.from_numpy(next_obs)
-            valid[t] = next_valid
-            acted = rollout_agent.act(obs[t], lstm_state, noise[t])
-            actions[t], logprobs[t], values[t], lstm_state = acted
-            keep = torch.from_numpy(valid[t] & args.lstm).to(device)  # 0: forget after this row
-            lstm_state = lstm_state * keep[:, None]  # [L03] reset at the ends of episodes
-            env_action = actions[t].cpu().numpy().astype(np.int32)  # CPU-GPU sync
-            next_obs, reward, terminated, truncated, infos = envs.step(env_action)
-            terminations[t] = terminated
-            dones[t] = np.logical_or(terminated, truncated)
+        initial_lstm_state = lstm_state
+        begins_anew[0] = begins_anew[T]  # the last rollout ended there
+        for t in range(T):  # [C01] vectorized architecture
+            obs[t] = current_obs
+            inputs = torch.from_numpy(obs[t]).to(device)
+            begins = torch.from_numpy(begins_anew[t])
+            action, lstm_state = agent.act(inputs, begins, lstm_state)
+            actions[t], next_lstm_states[:, t] = action.cpu().numpy(), lstm_state.cpu().numpy()
+            current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
+            dones[t] = np.logical_or(terminations[t], truncated)
+            begins_anew[t + 1] = dones[t] if args.lstm else 1
+            next_obs[t] = current_obs
             rewards[t] = reward
-            next_valid = dones[t] == 0  # [S02] the step after an end only resets: no sample
 
-            episodic_return += infos["reward"]
-            episodic_length += valid[t]
-            for n in np.flatnonzero(np.logical_or(infos["terminated"], truncated)):  # whole games
-                finished.append((t, episodic_return[n], episodic_length[n], time.time()))
+            global_step += N
+            log.step(N)
+            episodic_return += reward
+            episodic_length += 1
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
+                next_obs[t, n] = infos["final_obs"][n]
+                log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
-        obs[T] = torch.from_numpy(next_obs)
 
         # -- advantages --
-        update_start = time.time()
-        values[T] = agent.act(obs[T], lstm_state, noise[0])[2]  # any noise: the action is not used
-        V = values.cpu().numpy()  # (T + 1, N); V[t + 1] is of what step t led to, before any reset
-        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
-        advantages = gae(rewards, V[:T], V[1:], ends, dones, args.gamma, args.gae_lambda)  # (T, N)
+        b_obs = torch.from_numpy(obs).to(device)  # (T, N, O): not flat, the LSTM needs the order
+        b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
+        b_next_lstm_states = torch.from_numpy(next_lstm_states).to(device).flatten(1, 2)
+        b_actions = torch.from_numpy(actions).to(device)  # (T, N), as all that follow
+        b_begins_anew = torch.from_numpy(begins_anew[:T])  # on the CPU, see Agent.forward
+        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
+            b_logprobs, _, b_values = agent.evaluate_actions(
+                b_obs, b_actions, b_begins_anew, initial_lstm_state
+            )
+            b_next_values = agent.get_value(b_next_obs, b_next_lstm_states)
+        values = b_values.cpu().numpy()
+        next_values = b_next_values.view(T, N).cpu().numpy()
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
+        advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
+        b_advantages = torch.from_numpy(advantages).to(device)
 
         # -- update --
-        b_advantages = torch.from_numpy(advantages).to(device).flatten()
-        b_obs = obs[:T].flatten(0, 1)
-        batch = {"actions": actions, "logprobs": logprobs, "values": values[:T]}
-        batch = {name: tensor.flatten(0, 1) for name, tensor in batch.items()}
-        batch |= {"advantages": b_advantages, "returns": b_advantages + batch["values"]}
-        valid_inds = torch.from_numpy(np.flatnonzero(valid))  # real steps
-        keep_state = torch.from_numpy(valid & args.lstm)  # (T, N), False: zeros after this row
-        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
-            encode, loss_fn = Agent.encode, minibatch_loss
-            if args.compile:
-                first = torch.arange(local_args.batch_size // args.num_minibatches, device=device)
-                mb = {name: b[first] for name, b in batch.items()}
-                mb["hidden"] = torch.zeros(len(first), agent.lstm.hidden_size, device=device)
-                mb["hidden"].requires_grad_()
-                encode = compiled(encode, device, (agent, b_obs[first]))
-                loss_fn = compiled(minibatch_loss, device, (agent, mb, clip_coef, args))
-        metrics = []  # a dict of scalar tensors for each minibatch
+        batch = {
+            "obs": b_obs,
+            "actions": b_actions,
+            "begins_anew": b_begins_anew,
+            "logprobs": b_logprobs,
+            "values": b_values,
+            "advantages": b_advantages,
+            "returns": b_advantages + b_values,
+        }
+        stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
-            env_inds = torch.randperm(N)  # [L04] minibatches of whole rollouts
-            for mb_envs in env_inds.chunk(args.num_minibatches):  # [C06] all real steps each epoch
-                if args.compile:  # a new step: until the next, graphs keep what they return
-                    torch.compiler.cudagraph_mark_step_begin()
-                mb_inds, lengths, state = split_episodes(keep_state, mb_envs, initial_state)
-                features = encode(agent, b_obs[mb_inds])  # (M, F)
-                hidden = agent.run_lstm(features, lengths, state)  # (M, H)
-                # Filled up with repeated steps, so that minibatches keep their size
-                real = torch.from_numpy(np.flatnonzero(valid[:, mb_envs.numpy()].T))  # no resets
-                order = torch.randperm(len(real)).repeat(3)[: len(mb_inds)]  # a third are real
-                chosen = upload(real[order], device)
-                mb = {name: b[mb_inds[chosen]] for name, b in batch.items()}
-                mb["hidden"] = hidden[chosen]
-                loss, stats = loss_fn(agent, mb, clip_coef, args)
+            env_inds = torch.randperm(N)  # [L04] minibatches of whole environments
+            for mb_envs in env_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+                mb = {name: tensor[:, mb_envs] for name, tensor in batch.items()}
+                newlogprob, entropy, newvalue = agent.evaluate_actions(
+                    mb["obs"],
+                    mb["actions"],
+                    mb["begins_anew"],
+                    initial_lstm_state[:, mb_envs],  # [L05] rebuilt from before the rollout
+                )
+                loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
-                average_gradients(agent, stats)  # [X02] parallel gradients
+                max_norm = args.max_grad_norm or math.inf  # inf: measure, do not clip
                 norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
-                stats = {name: stat.clone() for name, stat in stats.items()}  # CUDA graphs reuse it
-                metrics.append(stats | {"grad_norm": norm})
-            if args.target_kl is not None:  # [X03] early stop
-                epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
+                stats.append(mb_stats | {"grad_norm": norm})
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
-        # -- log --
-        real_steps = sum(all_gather(valid.sum(axis=1)))  # (T,), of all processes in each row
-        step_after = global_step + real_steps.cumsum()
-        finished = sum(all_gather(finished), [])  # of all processes
-        for t, score, length, at in sorted(finished, key=lambda episode: episode[0]):
-            recent_returns.append(float(score))
-            writer.add_scalar("charts/episodic_return", score, step_after[t])
-            writer.add_scalar("charts/episodic_length", length, step_after[t])
-            print(f"{step_after[t]},{score:.9g},{length:.0f},{at - start_time:.2f}", file=episodes)
-        global_step = int(step_after[-1])
-        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
-        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
-        finite = all(map(math.isfinite, scalars.values()))
-        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
-        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
-        residuals = torch.cat(all_gather(b_advantages[valid_inds].cpu()))  # returns - values
-        returns = torch.cat(all_gather(batch["returns"][valid_inds].cpu()))
-        scalars["losses/explained_variance"] = (1 - residuals.var() / returns.var()).item()
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = all_gather(time.time())[0]
-        scalars["charts/SPS"] = global_step / (now - start_time)
-        scalars["time/rollout"] = update_start - rollout_start
-        scalars["time/update"] = now - update_start
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, global_step)
-        mean_return = float(np.mean(recent_returns or [math.nan]))
-        kl = scalars["losses/approx_kl"]
-        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
-        bar.update(args.batch_size)
-
-        # -- checkpoint --
-        if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
-            last_checkpoint = now
-            writer.flush()
-            carried = (next_obs, next_valid, episodic_return, episodic_length)
-            process = {"rng": torch.get_rng_state(), "envs": env_states(envs)}
-            process["carried"] = [torch.tensor(array) for array in carried]
-            process["lstm_state"] = lstm_state.cpu()
+        # -- log and checkpoint --
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
+        log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
+        if log.checkpoint_is_due(iteration):
             state = {
-                "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "processes": all_gather(process),
+                "rng": torch.get_rng_state(),
                 "iteration": iteration,
-                "global_step": global_step,
-                "seconds": now - start_time,
-                "recent_returns": list(recent_returns),
-                "episodes_size": episodes.tell(),
             }
-            if rank == 0:
-                save_checkpoint(run_dir, state)
+            save_checkpoint(args, state, log)
 
-    for closable in (bar, envs, episodes):
-        closable.close()
-    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
-    if args.eval_episodes and rank == 0:
-        result["eval_returns"] = evaluate(args, run_dir)
-        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
-    writer.close()
-    return result
+    envs.close()
+    log.bar.close()
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
 
 
-# ================ plumbing: nothing below is part of the algorithm ================
+# ============ plumbing: nothing below is needed to understand the algorithm ============
 
 
-class UserError(Exception):
-    """Something that the user can fix; `main` prints it as one line."""
+class Refused(SystemExit, Exception):
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
 
 
 def require(condition, message: str) -> None:
-    """Stop with one line unless the condition holds."""
     if not condition:
-        raise UserError(message)
+        raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
+    """The command line. With --resume or --evaluate the flags of that run are the defaults."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
-    require(not (args.evaluate and dist.is_torchelastic_launched()), "--evaluate refuses torchrun")
     if run_dir := args.resume or args.evaluate:
-        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
-        args = tyro.cli(Args, args=argv, default=Args(**stored))
+        args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
     check_args(args)
     return args
 
 
-def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another script or configuration."""
-    script = Path(__file__).name
-    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
-    old = load_checkpoint(run_dir)["args"]
-    new = asdict(args)
-    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-    free += "compile env_threads checkpoint_seconds eval_episodes eval_deterministic".split()
-    if args.evaluate:
-        free.append("env_backend")
-    if args.total_timesteps > old["total_timesteps"]:
-        annealed = old["anneal_lr"] or old["anneal_clip"]
-        longer = f"total_timesteps ({old['total_timesteps']} to {args.total_timesteps})"
-        require(not annealed, f"{run_dir} cannot change {longer}: the annealing ends with them")
-        free.append("total_timesteps")
-    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
-
-
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers, before anything is made."""
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
-    if run_dir := args.resume or args.evaluate:
-        check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
-    may_be_0 += ["checkpoint_seconds", "eval_episodes", "noop_max", "repeat_action_probability"]
-    for name, value in asdict(args).items():
-        flag = f"--{name.replace('_', '-')} ({value})"
-        kind = type(getattr(Args, name))  # of the default; None: a number or a name
-        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
-        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
-        if type(value) in (int, float):
-            highest = {"gamma": 1, "gae_lambda": 1, "repeat_action_probability": 1, "seed": 2**30}
-            highest |= {"frame_skip": 100, "max_episode_steps": 2 * 10**7}  # product: an int of C
-            highest |= dict.fromkeys(["noop_max", "env_threads", "frame_stack"], 10**6)
-            high = highest.get(name, 1e38)
-            above = "at least" if name in may_be_0 else "greater than"
-            fits = 0 <= value <= high and (value or name in may_be_0)
-            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
-    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
+    above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
+    for name in f"{above_0} {at_least_0}".split():
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
+        require(value or name not in above_0.split(), f"{flag} must be above 0")
+    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
+        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
+    whole = f"--num-minibatches ({args.num_minibatches}), which have whole environments"
     even = args.num_envs % args.num_minibatches == 0
-    whole = f"--num-minibatches ({args.num_minibatches}), which have whole rollouts"
-    require(even, f"--num-envs ({args.num_envs}) must be divisible by {whole}")
-    require(args.num_steps > 1, "--num-steps (1) must be 2 or more: one row may be a reset")
+    require(even, f"--num-envs ({args.num_envs}) is not divisible by {whole}")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
-    films = args.evaluate and args.capture_video  # on the readable backend
-    if args.env_backend == "envpool" and game_name(args.env_id) and not films:
-        readable = "--env-backend gymnasium"
-        require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
-        require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
-        require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
+    require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    found = not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
-    found = args.evaluate or not args.track or find_spec("wandb")
-    require(found, "--track needs wandb (uv run --with wandb ...)")
-    check_kind(args)
+    found = args.evaluate or not args.cuda or torch.cuda.is_available()
+    require(found, "--cuda finds no GPU (try --no-cuda)")
 
 
-def check_kind(args: Args) -> None:
-    """Refuse numbers that only games have, and --mask-velocity where no velocities are known."""
-    of_games = "frame_skip frame_stack noop_max max_episode_steps repeat_action_probability"
-    for name in of_games.split():
-        flag = f"--{name.replace('_', '-')} ({getattr(args, name)})"
-        fits = getattr(args, name) == getattr(Args, name) or game_name(args.env_id)
-        require(fits, f"{flag} is for games, not for {args.env_id}")
-    known = re.sub(r"-v\d+$", "", args.env_id) in VectorObservation.velocities
-    names = ", ".join(VectorObservation.velocities)
-    require(known or not args.mask_velocity, f"--mask-velocity knows {names}, not {args.env_id}")
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    new = asdict(args)
+    network_flags = ["lstm"]
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
+    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
+    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
+    free += ["total_timesteps"] if is_longer else []
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    longer = "" if annealed else ", more --total-timesteps go on with it"
+    require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
 
 
-def join_processes(args: Args) -> tuple[int, Args]:
-    """Rank of this process, and the arguments with its share."""
-    size = int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
-    if args.resume:
-        saved = len(load_checkpoint(args.resume)["processes"])
-        require(saved == size, f"{args.resume} needs {saved} processes, as before, not {size}")
-    if not dist.is_torchelastic_launched():
-        return 0, args
-    rank = int(os.environ["RANK"])
-    require(args.num_envs % size == 0, f"{size} processes cannot share --num-envs {args.num_envs}")
-    local_args = replace(args, num_envs=args.num_envs // size)
-    local_args.total_timesteps //= size  # as many iterations
-    here = int(os.environ["LOCAL_WORLD_SIZE"])  # processes on this machine
-    local_args.env_threads = math.ceil(args.env_threads / here)
-    local_args.capture_video = args.capture_video and rank == 0
-    try:
-        check_args(replace(local_args, resume=None))  # its share is another configuration
-    except UserError as error:
-        raise UserError(f"each of {size} processes: {error}") from error
-    if args.cuda:
-        gpus = torch.cuda.device_count()
-        require(here <= gpus, f"{here} processes on a machine with {gpus} GPUs (--no-cuda)")
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if args.cuda else "gloo")
-    return rank, local_args
+def new_run_dir(args: Args) -> Path:
+    """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
+    path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # of a run that began in the same second
+            path = path.with_name(f"{path.name}_")
 
 
-def all_gather(value) -> list:
-    """The values of all processes, by rank."""
-    if not dist.is_initialized():
-        return [value]
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
+def env_seed(args: Args, iteration: int = 1) -> int:
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
-class NullLogger:  # of all processes but the first
-    def __getattr__(self, name: str):  # any call does nothing
-        return lambda *args, **kwargs: None
+def seed_everything(seed: int) -> None:
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
-def game_name(env_id: str) -> str:
-    """`Breakout` for Breakout, ALE/Breakout-v5 and BreakoutNoFrameskip-v4; "" if it is no game."""
-    gym.register_envs(ale_py)
-    games = sorted({spec.name for spec in gym.registry.values() if spec.namespace == "ALE"})
-    name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", env_id.removeprefix("ALE/"))
-    if name not in games and (env_id in gym.registry or ":" in env_id):  # module:id
-        return ""
-    close = ", ".join(difflib.get_close_matches(name, [*games, *gym.registry], cutoff=0.5))
-    require(name in games, f"--env-id ({env_id}) is unknown; look at {close or 'the games of ALE'}")
-    return name
+class PlainEnv(gym.Wrapper):
+    """An environment that returns what the loop expects, whatever the one inside returns."""
 
-
-class VectorObservation(gym.Wrapper):
-    """Hide velocities, count actions from 0, and give the infos of a game of one life."""
-
-    velocities = {"CartPole": [1, 3], "MountainCar": [1]}
-    velocities |= {"Acrobot": [4, 5], "LunarLander": [2, 3, 5]}
-
-    def __init__(self, env: gym.Env, args: Args):
+    def __init__(self, env: gym.Env):
         super().__init__(env)
-        masked = self.velocities[env.spec.name] if args.mask_velocity else []
         shape = env.observation_space.shape
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
-        self.seen = (~np.isin(np.arange(shape[0]), masked)).astype(np.float32)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action + self.action_space.start)
-        info = info | {"reward": float(reward), "terminated": bool(terminated)}
-        obs = obs * self.seen
-        if terminated:  # it counts for nothing, but 0 times NaN would be NaN
-            obs = np.nan_to_num(obs, posinf=0.0, neginf=0.0)
-        return obs, reward, terminated, truncated, info
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float64)
+        self.action_space = gym.spaces.Discrete(int(env.action_space.n))  # counted from 0
+        self.first_action = int(env.action_space.start)
 
     def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        return obs * self.seen, info | {"reward": 0.0, "terminated": False}
+        obs, _ = self.env.reset(**kwargs)
+        return self.plain(obs, self.observation_space.shape), {}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
+        obs = self.plain(obs, self.observation_space.shape)
+        return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
+
+    def plain(self, x, shape: tuple) -> np.ndarray:
+        """A copy in float64 of what is a number or an array of this shape, up to axes of size 1."""
+        x = np.array(x, np.float64)
+        if x.shape != shape:
+            fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
+            require(fits, f"the environment gave the shape {x.shape} where {shape} is right")
+        return x.reshape(shape)
+
+    def render(self):
+        return np.array(self.env.render())  # a copy, since environments may reuse their memory
 
 
-def make_vector_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """An environment with vectors; switches of games do nothing, `check_kind` refuses numbers."""
+class Video(gym.wrappers.RecordVideo):
+    """Videos of some episodes, of at most 1,500 frames each."""
+
+    def step(self, action):
+        result = super().step(action)
+        if self.recording and len(self.recorded_frames) >= 1500:
+            self.stop_recording()
+        return result
+
+
+def make_env(args: Args, films: bool = False) -> gym.Env:
+    """One environment, which can render if it is to be filmed."""
+    render = {"render_mode": "rgb_array"} if films else {}
+    if "" not in sys.path:
+        sys.path.append("")  # a module:id may be in the current folder, too
     try:
-        render = {"render_mode": "rgb_array"} if video_dir else {}
-        env = gym.make(args.env_id, **render)
-    except (gym.error.Error, ImportError) as error:
-        raise UserError(f"--env-id ({args.env_id}): {error}") from error
+        env = gym.make(args.env_id, disable_env_checker=True, **render)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        hint = "(ppo_atari_lstm.py plays Atari games)"
+        raise Refused(f"error: --env-id ({args.env_id}): {error} {hint}") from error
+    except TypeError as error:
+        require("render_mode" not in str(error), f"--capture-video: {error}")
+        raise  # the environment's own
     obs_space, action_space = env.observation_space, env.action_space
-    fits = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
-    fits = fits and isinstance(action_space, gym.spaces.Discrete)
-    spaces = f"{args.env_id} has {obs_space} and {action_space}"
-    require(fits, f"{spaces}; this script needs games, or vectors and Discrete actions")
-    if video_dir:
+    is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
+    is_vector = is_vector and obs_space.shape[0] > 0
+    flatten = "(gymnasium.wrappers.FlattenObservation makes one)"
+    require(is_vector, f"{args.env_id} observes {obs_space}, not a vector {flatten}")
+    hint = " (try ppo_continuous_mujoco.py)" if isinstance(action_space, gym.spaces.Box) else ""
+    is_discrete = isinstance(action_space, gym.spaces.Discrete)
+    require(is_discrete, f"{args.env_id} acts in {action_space}, not in Discrete(n){hint}")
+    return PlainEnv(env)
+
+
+def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
+    """The environment with videos of some episodes, in the directory of the run."""
+    video_dir = run_dir / f"{name}_{int(time.time())}"
+    print(f"videos: {video_dir}", flush=True)
+    return Video(env, str(video_dir), disable_logger=True)
+
+
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse an environment, or the weights for it, before anything is written."""
+    env = make_env(args, args.capture_video)
+    if checkpoint:
+        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    if args.capture_video:
         env.reset()
         try:
             env.render()
-            env = gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
         except Exception as error:  # every renderer fails in its own way
-            raise UserError(f"--capture-video cannot render: {error!r}") from error
-    return VectorObservation(env, args)
+            raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+    env.close()
 
 
-def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One game of ALE, or an environment with vectors."""
-    if not game_name(args.env_id):
-        return make_vector_env(args, video_dir)
-    config = {"frameskip": 1, "repeat_action_probability": args.repeat_action_probability}
-    config |= {"full_action_space": args.full_action_space, "disable_env_checker": True}
-    config |= {"max_num_frames_per_episode": args.max_episode_steps * args.frame_skip}
-    config |= {"render_mode": "rgb_array" if video_dir else None}
-    return wrap_game(gym.make(f"ALE/{game_name(args.env_id)}-v5", **config), args, video_dir)
+def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+
+    def first() -> gym.Env:
+        env = make_env(args, args.capture_video)
+        return film(env, run_dir, "videos") if args.capture_video else env
+
+    makers = [first] + [lambda: make_env(args)] * (args.num_envs - 1)
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return gym.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=same_step)
 
 
-def make_envs(args: Args, video_dir: Path, seed: int) -> gym.vector.VectorEnv:
-    """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
+class Log:
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    infos: "reward" is the reward before [A06], "terminated" says that the whole game is over.
-    """
-    if args.env_backend == "envpool" and game_name(args.env_id):
-        return make_envpool(args, seed)
-    first = [lambda: make_env(args, video_dir if args.capture_video else None)]
-    makers = first + [lambda: make_env(args)] * (args.num_envs - 1)
-    next_step = gym.vector.AutoresetMode.NEXT_STEP
-    return gym.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step)
+    newest: "Log | None" = None  # what Ctrl-C names
 
-
-def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads. How it differs:
-
-    A new game fills the stack with its first frame, a lost life keeps the stack; the maximum is of
-    gray frames; FIRE is the last of the 1 to noop_max frames and no third action follows it; a lost
-    life too is followed by no-ops, whose rewards are in no return.
-    """
-    import envpool
-
-    warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
-    games = {name.lower(): name for name in envpool.list_all_envs()}  # its capitals can differ
-    config = {"num_envs": args.num_envs, "num_threads": args.env_threads, "seed": seed}
-    config |= {"noop_max": args.noop_max, "frame_skip": args.frame_skip}  # see [A01], [A02]
-    config |= {"episodic_life": args.episodic_life}  # see [A03]
-    config |= {"use_fire_reset": args.fire_reset}  # see [A04]
-    config |= {"gray_scale": True, "img_height": 84, "img_width": 84}  # see [A05]
-    config |= {"use_inter_area_resize": True, "reward_clip": args.clip_reward}  # see [A06]
-    config |= {"stack_num": args.frame_stack, "max_episode_steps": args.max_episode_steps}
-    config |= {"full_action_space": args.full_action_space}
-    config |= {"repeat_action_probability": args.repeat_action_probability}
-    return envpool.make_gymnasium(games[f"{game_name(args.env_id)}-v5".lower()], **config)
-
-
-def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
-    """The exact state of the readable games and of classic control; None for others.
-
-    None with sticky actions too: the emulator keeps the action that it may repeat to itself.
-    """
-    if not hasattr(envs, "envs"):
-        return None
-    known = hasattr(envs, "_autoreset_envs")  # which environments reset in the next step
-    require(known, "this version of gymnasium hides what a checkpoint needs: take 1.4")
-    states = []
-    for env, resets in zip(envs.envs, envs._autoreset_envs):
-        game = env.unwrapped
-        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
-        classic = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
-        if classic and spec.max_episode_steps and not spec.additional_wrappers:
-            names = ["_elapsed_steps"]
-            state = {"state": torch.tensor(np.array(game.state))}
-        elif hasattr(env, "obs_queue") and not game.spec.kwargs["repeat_action_probability"]:
-            names = ["lives", "game_over"]
-            state = {"emulator": game.clone_state(include_rng=True).serialize()}
-            state |= {"frames": torch.tensor(np.array(env.obs_queue))}
+    def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+        lock(self.episodes, f"another process is training {run_dir}")
+        if args.track:
+            start_wandb(args, run_dir)
+        if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
+            whole = self.episodes.tell() >= checkpoint["episodes_size"]
+            require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
+            self.episodes.truncate(checkpoint["episodes_size"])
         else:
-            return None
-        state |= {"rng": game.np_random.bit_generator.state, "resets": bool(resets)}
-        states.append(state | {"wrappers": {name: env.get_wrapper_attr(name) for name in names}})
-    return states
+            print("step,return,length,seconds", file=self.episodes)
+            shutil.copy(__file__, run_dir)
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
+        (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
+        step = past["iteration"] * args.batch_size
+        self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
+        self.last_iteration = self.last_step = time.time()
+        self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
+
+    def seconds(self) -> float:
+        """Seconds of training, those before a resumption included."""
+        return time.time() - self.start
+
+    def mean_return(self) -> float:
+        return float(np.mean(self.recent_returns)) if self.recent_returns else math.nan
+
+    def step(self, n: int) -> None:
+        self.last_step = time.time()
+        self.bar.update(n)
+
+    def episode(self, step: int, episodic_return: float, length: float) -> None:
+        self.recent_returns.append(float(episodic_return))
+        self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+        self.writer.add_scalar("charts/episodic_length", length, step)
+        print(f"{step},{episodic_return:.9g},{length:.0f},{self.seconds():.2f}", file=self.episodes)
+
+    def iteration(self, step: int, stats: list[dict], explained_variance, lr: float) -> None:
+        """Log the means of the diagnostics of all minibatches, and stop if one is not finite."""
+        names = stats[0] | stats[-1]
+        by_name = {name: torch.stack([x[name] for x in stats if name in x]) for name in names}
+        losses = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        require(all(map(math.isfinite, losses.values())), f"the losses are not finite: {losses}")
+        now = time.time()
+        scalars = losses | {
+            "losses/approx_kl_max": by_name["approx_kl"].max().item(),
+            "losses/explained_variance": float(explained_variance),
+            "charts/learning_rate": lr,
+            "charts/SPS": step / self.seconds(),
+            "time/rollout": self.last_step - self.last_iteration,
+            "time/update": now - self.last_step,
+        }
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.last_iteration = now
+        text = f"return {self.mean_return():.1f}, " if self.recent_returns else ""
+        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.1e}", refresh=False)
+
+    def checkpoint_is_due(self, iteration: int) -> bool:
+        is_last = iteration == self.args.num_iterations
+        return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
+
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
+        self.writer.close()
+        self.episodes.close()
+        return results
 
 
-def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
-    """Put the states back; False if there are none."""
-    for n, state in enumerate(states or []):
-        env = envs.envs[n]
-        if "emulator" in state:
-            env.unwrapped.restore_state(ale_py.ALEState(state["emulator"]))
-            env.obs_queue.extend(state["frames"].numpy())
-        else:
-            env.unwrapped.state = state["state"].numpy()
-        env.unwrapped.np_random.bit_generator.state = state["rng"]
-        for name, value in state["wrappers"].items():
-            env.set_wrapper_attr(name, value)
-        envs._autoreset_envs[n] = state["resets"]
-    return states is not None
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
 
-
-def upload(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy x to a GPU without waiting for it; on the CPU x itself."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
-
-
-def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: given back, it costs a sixth of an update in page faults."""
-    if platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the same
-
-
-def compiled(function, device: torch.device, example: tuple):
-    """One graph of the function; the function itself if a call with `example` fails."""
-    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
-    options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     try:
-        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        for _ in range(2):  # a CUDA graph is made in the second call
-            result = graph(*example)[0]
-            if result.requires_grad:  # keep no gradient: the next graph takes its memory
-                torch.autograd.grad(result.sum(), example[0].parameters(), allow_unused=True)
-    except Exception as error:  # no compiler, no Python headers, no Triton, an old card
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
-        return function
-    return graph
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
 
 
-def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
-    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "episodes.csv"
-    if checkpoint:
-        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is missing, or shorter than at the checkpoint")
-        os.truncate(path, checkpoint["episodes_size"])
-        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
-            print(f"note: the run began with another text of this script, kept in {run_dir}")
-    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
-    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
-        json.dump(provenance(args), file, indent=2)
-    if not checkpoint:
-        shutil.copy(__file__, run_dir)
-        path.write_text("step,return,length,seconds\n")
-    episodes = open(path, "a", buffering=1)  # a line at a time
-    if args.track:
-        import wandb
+def start_wandb(args: Args, run_dir: Path) -> None:
+    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    import wandb
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
-        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
-        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
-    device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
-    if dist.is_initialized():
-        again += f" -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']}"
-    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
-    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else "bf16"
-    if args.bf16 and not args.cuda and "bf16" not in cpuinfo:
-        print("--bf16 is slower here: this processor has no bfloat16 arithmetic", flush=True)
-    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
-    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
-    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
-    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
+    try:
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
+            resume="allow",
+            reinit="finish_previous",
+            config=asdict(args),
+            sync_tensorboard=True,
+            save_code=True,
+        )
+    except wandb.errors.Error as error:
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
+    plain = bool | int | float | str | tuple | list | None
+    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
+    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
 
 
 def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
-    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
-    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
-    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
-    versions = {name: version(name) for name in ("torch", "gymnasium", "ale-py", "numpy")}
-    versions |= {"envpool": version("envpool")} if find_spec("envpool") else {}
-    hardware = [cpu, f"{os.cpu_count()} cores"]
-    hardware += [torch.cuda.get_device_name()] if args.cuda else []
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
+    found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
+    packages = ("torch", "gymnasium", "numpy")
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
-        "commit": commit,
-        "versions": {"python": platform.python_version()} | versions,
-        "hardware": ", ".join(hardware),
-        "processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "commit": found.stdout.strip() if found else "",
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
 
 
-def save_checkpoint(run_dir: Path, state: dict) -> None:
+def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
-    try:
-        with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
-        with open(run_dir / "checkpoint.tmp", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
-        raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
-    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    log.last_checkpoint = time.time()
+    log.writer.flush()
+    os.fsync(log.episodes.fileno())
+    state |= {
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "seconds": log.seconds(),
+        "recent_returns": list(log.recent_returns),
+        "episodes_size": os.fstat(log.episodes.fileno()).st_size,
+    }
+    with open(log.run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
@@ -1028,70 +755,71 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        known = checkpoint["args"].keys() == asdict(Args()).keys() and "processes" in checkpoint
+        checkpoint["args"] = asdict(Args(**checkpoint["args"]))  # newer flags have their defaults
     except Exception as error:
-        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script: use the copy beside it")
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
+    known = {"agent", "rng", "iteration"} <= checkpoint.keys()
+    require(known, f"{path} is of an earlier version: use the script beside it")
     return checkpoint
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """Load the weights of a checkpoint, if it is of an environment of this shape."""
-    try:
-        agent.load_state_dict(checkpoint["agent"])
-    except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
+    """Load the weights of a checkpoint, if it is of an agent of this shape."""
+    shapes = {name: tensor.shape for name, tensor in agent.state_dict().items()}
+    same = shapes == {name: tensor.shape for name, tensor in checkpoint["agent"].items()}
+    require(same, "the run to load has another network or other spaces than this one")
+    agent.load_state_dict(checkpoint["agent"])
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
-    """Returns, not clipped, of `eval_episodes` whole games, played side by side as in training."""
-    backend = "gymnasium" if args.capture_video else args.env_backend
-    args = replace(args, num_envs=args.eval_episodes, env_backend=backend)
-    seed = 1_000_000 + args.seed  # training begins at --seed
-    envs = make_envs(args, run_dir / f"eval_videos_{int(time.time())}", seed)
-    device = torch.device("cuda" if args.cuda else "cpu")
-    agent = Agent(envs.single_observation_space, envs.single_action_space, args).to(device)
-    load_weights(agent, load_checkpoint(run_dir))
-    torch.manual_seed(args.seed)
-    obs, infos = envs.reset(seed=seed)
-    returns = np.array(infos["reward"], np.float64)
-    playing, valid = np.ones((2, len(returns)), bool)  # still in its first game; see train
-    lstm_state = torch.zeros((2, len(returns), agent.lstm.hidden_size), device=device)
-    with tqdm(total=len(returns), unit="game", leave=False) as bar:
-        while playing.any():
-            noise = agent.draw_noise(len(returns))
-            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-            obs = torch.from_numpy(obs).to(device)
-            action, _, _, lstm_state = agent.act(obs, lstm_state, noise.to(device))
-            lstm_state = lstm_state * torch.from_numpy(valid & args.lstm).to(device)[:, None]
-            env_action = action.cpu().numpy().astype(np.int32)
-            obs, _, terminated, truncated, infos = envs.step(env_action)
-            valid = ~np.logical_or(terminated, truncated)
-            returns += infos["reward"] * playing
-            over = playing & np.logical_or(infos["terminated"], truncated)
-            playing &= ~over
-            if over.any():
-                bar.update(over.sum())
-    envs.close()
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} games")
-    return returns.tolist()
+    """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
+    checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    env = make_env(args, args.capture_video)
+    if args.capture_video:
+        env = film(env, run_dir, "eval_videos")
+    agent = Agent(env.observation_space, env.action_space, args)
+    load_weights(agent, checkpoint)
+    first_seed = env_seed(args) + 900_000  # far from the seeds of training
+    seed_everything(first_seed)
+    returns = []
+    for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
+        obs, _ = env.reset(seed=first_seed + episode)
+        begins_anew, lstm_state = torch.ones(1), torch.zeros(2, 1, agent.lstm.hidden_size)
+        episodic_return, done = 0.0, False
+        while not done:
+            inputs = torch.from_numpy(obs[None].astype(np.float32))
+            greedy = args.eval_deterministic
+            action, lstm_state = agent.act(inputs, begins_anew, lstm_state, greedy)
+            begins_anew[:] = not args.lstm
+            obs, reward, terminated, truncated, _ = env.step(action.item())
+            episodic_return += reward
+            done = terminated or truncated
+        returns.append(episodic_return)
+    env.close()
+    mean, std = np.mean(returns), np.std(returns)
+    print(f"evaluation: {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
+    return returns
 
 
 def main() -> None:
+    args = parse_args()
     try:
-        args = parse_args()
         if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
-            if dist.is_initialized():
-                dist.destroy_process_group()
     except KeyboardInterrupt:
-        sys.exit("stopped")
-    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(10)  # torchrun shows and ends all at the first error: let it be rank 0's
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
 
 
 if __name__ == "__main__":

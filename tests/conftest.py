@@ -31,6 +31,7 @@ import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
 import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as mujoco  # noqa: E402
+import ppo_atari_lstm  # noqa: E402
 import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 import ppo_procgen  # noqa: E402
@@ -152,12 +153,13 @@ SMALL_OF = {
     mujoco: {"env_id": "Terminating-v0", "num_minibatches": 4},
     trpo: {"env_id": "Terminating-v0", "num_minibatches": 4},
     ppo_atari: {"env_backend": "gymnasium"},
-    ppo_lstm: {"env_id": "CartPole-v1", "env_backend": "gymnasium"},
+    ppo_atari_lstm: {"env_backend": "gymnasium"},
+    ppo_lstm: {"env_id": "MaskedCartPole-v1"},
     ppo_multidiscrete: {"env_id": "CartPole-v1"},
     ppo_procgen: {"env_threads": 0},
     ppg_procgen: {"env_threads": 0, "n_iteration": 2, "e_auxiliary": 2},
 }
-for script in (ppo_lstm, ppo_procgen, ppg_procgen):
+for script in (ppo_lstm, ppo_atari_lstm, ppo_procgen, ppg_procgen):
     SMALL_OF[script] |= {"num_envs": 4, "total_timesteps": 128}
 
 
@@ -199,11 +201,6 @@ def tiny_atari():
 
 
 @pytest.fixture
-def tiny_lstm():
-    return partial(tiny, ppo_lstm)
-
-
-@pytest.fixture
 def tiny_multidiscrete():
     return partial(tiny, ppo_multidiscrete)
 
@@ -227,11 +224,6 @@ def run_trpo(runner):
 @pytest.fixture
 def run_atari(runner):
     return runner(ppo_atari)
-
-
-@pytest.fixture
-def run_lstm(runner):
-    return runner(ppo_lstm)
 
 
 @pytest.fixture

@@ -159,12 +159,11 @@ ATARI = {
     "S02": r"valid.* = dones\[t\] == 0",
 }
 LSTM = {
-    "A08": r"self\.network = nature_cnn\(\) if pixels",
-    "L01": r"nn\.init\.orthogonal_",
+    "L01": r"init = nn\.init\.zeros_ if",
     "L02": r"lstm_state = torch\.zeros",
-    "L03": r"lstm_state = lstm_state \* keep",
+    "L03": r"lstm_state \* keeps\[start\]",
     "L04": r"env_inds = torch\.randperm\(N\)",
-    "L05": r"state\[:, envs\] \* continues",
+    "L05": r"initial_lstm_state\[:, mb_envs\]",
 }
 PROCGEN = {
     "A09": r"/ 255",
@@ -371,38 +370,67 @@ ATARI_SCRIPT = Script(
 
 LSTM_SCRIPT = Script(
     name="ppo_lstm",
-    tiny={"env_id": "CartPole-v1", "cuda": False, "compile": False} | TINY,
-    exact={
-        "CartPole": {},
-        "MountainCar": {"env_id": "MountainCar-v0"} | LONG,
-        "Breakout": GAMES | {"env_id": "Breakout-v5", "frame_stack": 4},
-        "Acrobot": {"env_id": "Acrobot-v1", "mask_velocity": True} | LONG,
-    },
-    inexact={
-        "no time limit": {"env_id": "EndlessCartPole-v0"},
-        "changed": {"env_id": "ChangedCartPole-v0"},
-        "wrapped": {"env_id": "CountingCartPole-v0"},
-        "LunarLander": {"env_id": "LunarLander-v3"} | LONG,
-        "EnvPool": GAMES | {"env_backend": "envpool", "max_episode_steps": 16},
-    },
-    poisoned={"env_id": "PoisonedDiscrete-v0"},
-    own={"env_id": "OwnDiscrete-v0"},
-    wrong_env={
-        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "Discrete"],
-        "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vectors"],
-        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
-    },
+    new=True,
+    discrete=True,
+    parent="ppo",
+    tiny={"env_id": "MaskedCartPole-v1"} | TINY,
+    wrong_env=PPO.wrong_env | {"Breakout-v5": ["Breakout", "ppo_atari_lstm.py"]},
     by_hand=None,
-    card=GAMES | {"env_id": "Breakout-v5"},
-    counted="the length of the longest episode, known to the CPU alone",
     whole_sequences=True,
+    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | LSTM,
+    different={
+        "Args": "the flags of the details",
+        "Agent.__init__": "one network, and an LSTM",
+        "Agent.act": "with a memory",
+        "Agent.get_value": "with a memory",
+        "Agent.evaluate_actions": "with a memory",
+        "train: set-up": "the memory",
+        "train: rollout": "the memory",
+        "train: advantages": "the memory; not flat",
+        "train: update": "whole environments",
+        "check_args": "whole environments",
+        "check_runs": "flags of the network",
+        "make_env": "games have a script of their own",
+        "evaluate": "with a memory",
+    },
+    zero=ZERO,
+    free=PPO.free,
+    annealing=PPO.annealing,
+    tags=TAGS,
+)
+
+ATARI_LSTM = Script(
+    name="ppo_atari_lstm",
+    new=True,
+    games=True,
     reset_rows=True,
-    details={n: code for n, code in CORE.items() if n != "C13"} | ATARI | PARALLEL | LSTM,
+    parent="ppo_atari",
+    tiny=GAMES,
+    wrong_env=ATARI_SCRIPT.wrong_env,
+    by_hand=None,
+    whole_sequences=True,
+    details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = network"},
+    different={
+        "Args": "the flags of the details",
+        "Agent.__init__": "one network, and an LSTM",
+        "Agent.forward": "with a memory",
+        "Agent.act": "with a memory",
+        "Agent.evaluate_actions": "with a memory",
+        "train: set-up": "the memory",
+        "train: rollout": "the memory",
+        "train: advantages": "the memory; not flat",
+        "train: update": "whole environments",
+        "train: log and checkpoint": "not flat",
+        "check_args": "whole environments",
+        "check_runs": "flags of the network",
+        "evaluate": "with a memory",
+    },
+    other_shape={"frame_stack": 2},
     zero=ATARI_SCRIPT.zero,
     bad_flags=ATARI_SCRIPT.bad_flags,
-    free=FREE | {"compile", "env_threads"},
-    free_to_play={"env_backend"},
-    annealing={"anneal_lr", "anneal_clip"},
+    free=ATARI_SCRIPT.free,
+    free_to_play=ATARI_SCRIPT.free_to_play,
+    annealing=ATARI_SCRIPT.annealing,
     tags=TAGS,
 )
 
@@ -547,7 +575,7 @@ PPG = Script(
     | {"losses/aux/grad_norm"},
 )
 
-ROWS = (PPO, MUJOCO, TRPO, MULTI, ATARI_SCRIPT, LSTM_SCRIPT, PROCGEN_SCRIPT, PPG)
+ROWS = (PPO, MUJOCO, TRPO, MULTI, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM, PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 NEW = {name: script for name, script in SCRIPTS.items() if script.new}
 OLD = {name: script for name, script in SCRIPTS.items() if not script.new}

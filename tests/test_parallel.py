@@ -419,19 +419,6 @@ def test_documented_commands_make_the_script_and_run_it(command):
     assert checkpoint_of(run_dir)["iteration"] == 2
 
 
-@pytest.mark.e2e
-def test_ppo_lstm_runs_in_two_processes_and_not_in_three():
-    """It has several processes without a patch, in the form of before."""
-    flags = flags_of(SCRIPTS["ppo_lstm"].tiny | {"num_envs": 4})
-    done = torchrun(SIZE, SCRIPTS["ppo_lstm"].path, *flags)
-    assert done.returncode == 0, done.stderr
-    (run_dir,) = Path("runs").iterdir()
-    first, second = checkpoint_of(run_dir)["processes"]
-    assert not torch.equal(first["rng"], second["rng"]) and episodes_of(run_dir)
-    done = torchrun(3, SCRIPTS["ppo_lstm"].path, *flags)
-    assert "error: 3 processes cannot share --num-envs 4" in done.stderr.splitlines()
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     names = [name for name in CASES if PROCGEN or name != "multigpu_ppg"]

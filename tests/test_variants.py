@@ -371,30 +371,28 @@ def test_the_rate_is_half_a_cosine(variant):
     assert logged == pytest.approx(expected)
 
 
-LSTM = {"env_id": "CartPole-v1", "mask_velocity": True, "num_envs": 2}
-
-
-def test_lstm_states_of_the_variants(variant, monkeypatch):
-    """What the rollouts begin with, and where sequences are cut in training."""
+def test_memories_of_the_variants(variant, monkeypatch):
+    """What rollouts begin with, where episodes begin in training, and with what memory."""
     seen = {}
     for name in ("lstm_empty_rollouts", "lstm_no_reset", "lstm_stale_start"):
         module, run = variant(name)
-        calls, split = [], module.split_episodes
+        calls, evaluate_actions = [], module.Agent.evaluate_actions
 
-        def watched(valid, mb_envs, state, split=split, calls=calls):
-            result = split(valid, mb_envs, state)
-            calls.append((valid.clone(), state.clone(), result[-1].clone()))
-            return result
+        def watched(agent, obs, actions, *before, original=evaluate_actions, calls=calls):
+            calls.append((torch.is_grad_enabled(), *(x.clone() for x in before)))
+            return original(agent, obs, actions, *before)
 
-        monkeypatch.setattr(module, "split_episodes", watched)
-        run(**LSTM)
+        monkeypatch.setattr(module.Agent, "evaluate_actions", watched)
+        run(env_id="MaskedCartPole-v1", num_envs=2)
         seen[name] = calls
-    before = {n: torch.stack([state.abs().sum() for _, state, _ in c]) for n, c in seen.items()}
-    cuts = {n: sum((~valid).sum().item() for valid, _, _ in c) for n, c in seen.items()}
-    starts = {n: sum(start.abs().sum().item() for *_, start in c) for n, c in seen.items()}
-    assert before["lstm_empty_rollouts"].sum() == 0 < before["lstm_stale_start"].sum()
-    assert cuts["lstm_no_reset"] == 0 < cuts["lstm_stale_start"]
-    assert starts["lstm_stale_start"] == 0 < starts["lstm_no_reset"]
+
+    def total(name: str, training: bool, which: int) -> float:
+        return sum(call[which].abs().sum().item() for call in seen[name] if call[0] == training)
+
+    resets = {name: sum(c[1][1:].sum().item() for c in calls) for name, calls in seen.items()}
+    assert total("lstm_empty_rollouts", False, 2) == 0 < total("lstm_stale_start", False, 2)
+    assert resets["lstm_no_reset"] == 0 < resets["lstm_stale_start"]
+    assert total("lstm_stale_start", True, 2) == 0 < total("lstm_no_reset", True, 2)
 
 
 def test_json_of_the_config_names_the_patched_script(variant, monkeypatch):

@@ -40,12 +40,14 @@ def one_layer_agent(script) -> type:
             channels = min(obs_space.shape)
 
             def layer() -> torch.nn.Sequential:
-                linear = torch.nn.Linear(64 * channels, self.actor.in_features)
+                has_lstm = hasattr(self, "lstm")
+                features = self.lstm.input_size if has_lstm else self.actor.in_features
+                linear = torch.nn.Linear(64 * channels, features)
                 pool = torch.nn.AdaptiveAvgPool2d(8)
                 return torch.nn.Sequential(pool, torch.nn.Flatten(), linear, torch.nn.ReLU())
 
             self.network = layer()
-            self.value_network = self.value_network and layer()
+            self.value_network = getattr(self, "value_network", None) and layer()
 
     return Agent
 
