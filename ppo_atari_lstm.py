@@ -272,6 +272,7 @@ class Agent(nn.Module):
         network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
         self.network = network  # [A08] shared by policy and value
         self.lstm = nn.LSTM(512, 128)
+        self.remembers = args.lstm
         if args.ortho_init:  # [L01] orthogonal weights of gain 1 and zero biases
             for name, param in self.lstm.named_parameters():
                 init = nn.init.zeros_ if "bias" in name else nn.init.orthogonal_
@@ -297,9 +298,11 @@ class Agent(nn.Module):
             begins_anew of environment 1   0  0  1  0  0
             calls                          ----  -------
         """
+        if not self.remembers:
+            begins_anew = torch.ones_like(begins_anew)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
         keeps = (1 - begins_anew).to(obs.device)[:, :, None]
-        cuts = [0, *(np.flatnonzero(begins_anew[1:].any(1)) + 1), len(obs)]
+        cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
             h, c = (lstm_state * keeps[start])[:, None]  # [L03] reset at the start of an episode
@@ -448,7 +451,7 @@ def train(args: Args) -> dict:
             obs[t + 1], rewards[t], terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             valid[t + 1] = dones[t] == 0  # [S02] the step after an end only resets
-            begins_anew[t + 1] = ~valid[t] if args.lstm else 1  # the step after such a step
+            begins_anew[t + 1] = ~valid[t]  # the step after such a step
 
             global_step += N
             log.step(N)
@@ -570,9 +573,8 @@ def check_args(args: Args) -> None:
         value = getattr(args, name)
         require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
-    whole = f"--num-minibatches ({args.num_minibatches}), which have whole environments"
-    even = args.num_envs % args.num_minibatches == 0
-    require(even, f"--num-envs ({args.num_envs}) is not divisible by {whole}")
+    sizes = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
+    require(args.num_envs % args.num_minibatches == 0, sizes)  # they have whole environments
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
@@ -946,13 +948,12 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
             game_returns = np.array(infos["reward"], np.float64)
             playing = np.ones(N, bool)  # still in this game
             valid, begins_anew = np.ones(N, bool), torch.ones(N)
-            lstm_state = torch.zeros(2, N, agent.lstm.hidden_size, device=device)
+            state = torch.zeros(2, N, agent.lstm.hidden_size, device=device)
             while playing.any():
                 inputs = torch.from_numpy(obs).to(device)
-                greedy = args.eval_deterministic
-                action, _, _, lstm_state = agent.act(inputs, begins_anew, lstm_state, greedy)
+                action, *_, state = agent.act(inputs, begins_anew, state, args.eval_deterministic)
                 obs, _, terminated, truncated, infos = envs.step(action.numpy().astype(np.int32))
-                begins_anew = torch.from_numpy(~valid | (not args.lstm)).float()
+                begins_anew = torch.from_numpy(~valid).float()
                 valid = ~np.logical_or(terminated, truncated)
                 game_returns += infos["reward"] * playing
                 over = playing & np.logical_or(infos["terminated"], truncated)

@@ -96,24 +96,22 @@ class Args:
 
 
 # -- environment --
-VELOCITIES = {  # where they stand in an observation
+def make_masked(env_id: str, velocities: list[int], **kwargs) -> gym.Env:
+    """The environment with velocities of 0: no observation says which way anything moves."""
+    env = gym.make(env_id, **kwargs)
+    seen = np.ones(env.observation_space.shape, np.float32)
+    seen[velocities] = 0
+    return gym.wrappers.TransformObservation(env, lambda obs: obs * seen, env.observation_space)
+
+
+for env_id, velocities in {
     "CartPole-v1": [1, 3],
     "MountainCar-v0": [1],
     "Acrobot-v1": [4, 5],
     "LunarLander-v3": [2, 3, 5],
-}
-
-
-def make_masked(env_id: str, **kwargs) -> gym.Env:
-    """The environment with velocities of 0: no observation says which way anything moves."""
-    env = gym.make(env_id, **kwargs)
-    seen = np.ones(env.observation_space.shape, np.float32)
-    seen[VELOCITIES[env_id]] = 0
-    return gym.wrappers.TransformObservation(env, lambda obs: obs * seen, env.observation_space)
-
-
-for name in VELOCITIES:  # MaskedCartPole-v1; for other scripts ppo_lstm:MaskedCartPole-v1
-    gym.register(f"Masked{name}", make_masked, kwargs={"env_id": name})
+}.items():  # MaskedCartPole-v1; in other scripts ppo_lstm:MaskedCartPole-v1
+    whole = {"env_id": env_id, "velocities": velocities}
+    gym.register(f"Masked{env_id}", make_masked, kwargs=whole)
 
 
 # -- agent --
@@ -134,6 +132,7 @@ class Agent(nn.Module):
         second = layer_init(nn.Linear(64, 64), 2**0.5, args)
         self.network = nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
         self.lstm = nn.LSTM(64, 128)
+        self.remembers = args.lstm
         if args.ortho_init:  # [L01] orthogonal weights of gain 1 and zero biases
             for name, param in self.lstm.named_parameters():
                 init = nn.init.zeros_ if "bias" in name else nn.init.orthogonal_
@@ -156,9 +155,11 @@ class Agent(nn.Module):
             begins_anew of environment 1   0  0  1  0  0
             calls                          ----  -------
         """
+        if not self.remembers:
+            begins_anew = torch.ones_like(begins_anew)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
         keeps = (1 - begins_anew).to(obs.device)[:, :, None]
-        cuts = [0, *(np.flatnonzero(begins_anew[1:].any(1)) + 1), len(obs)]
+        cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
             h, c = (lstm_state * keeps[start])[:, None]  # [L03] reset at the start of an episode
@@ -300,10 +301,11 @@ def train(args: Args) -> dict:
             inputs = torch.from_numpy(obs[t]).to(device)
             begins = torch.from_numpy(begins_anew[t])
             action, lstm_state = agent.act(inputs, begins, lstm_state)
-            actions[t], next_lstm_states[:, t] = action.cpu().numpy(), lstm_state.cpu().numpy()
+            actions[t] = action.cpu().numpy()
+            next_lstm_states[:, t] = lstm_state.cpu().numpy()
             current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
-            begins_anew[t + 1] = dones[t] if args.lstm else 1
+            begins_anew[t + 1] = dones[t]
             next_obs[t] = current_obs
             rewards[t] = reward
 
@@ -423,9 +425,8 @@ def check_args(args: Args) -> None:
     for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
         require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
-    whole = f"--num-minibatches ({args.num_minibatches}), which have whole environments"
-    even = args.num_envs % args.num_minibatches == 0
-    require(even, f"--num-envs ({args.num_envs}) is not divisible by {whole}")
+    sizes = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
+    require(args.num_envs % args.num_minibatches == 0, sizes)  # they have whole environments
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
@@ -792,7 +793,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
             inputs = torch.from_numpy(obs[None].astype(np.float32))
             greedy = args.eval_deterministic
             action, lstm_state = agent.act(inputs, begins_anew, lstm_state, greedy)
-            begins_anew[:] = not args.lstm
+            begins_anew[:] = 0
             obs, reward, terminated, truncated, _ = env.step(action.item())
             episodic_return += reward
             done = terminated or truncated

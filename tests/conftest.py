@@ -30,8 +30,8 @@ from watch import Watch, copied, one_layer_agent  # noqa: E402
 import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
 import ppo_atari  # noqa: E402
-import ppo_continuous_mujoco as mujoco  # noqa: E402
 import ppo_atari_lstm  # noqa: E402
+import ppo_continuous_mujoco as mujoco  # noqa: E402
 import ppo_lstm  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 import ppo_procgen  # noqa: E402

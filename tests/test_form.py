@@ -483,6 +483,7 @@ def test_a_run_keeps_its_configuration(script, how, finished, everything_is_ther
         if name in ("resume", "evaluate"):
             continue
         new = none.get(name, "x") if old is None else other_value(field, old)
+        new = 1 if name == "num_minibatches" else new  # which may have to divide --num-envs
         try:
             args = module.Args(**stored | {how: str(run_dir), name: new})
             if name != "env_id":
@@ -532,7 +533,7 @@ def test_every_number_is_checked(script, value):
 
 
 BAD_FLAGS = {
-    "--num-envs 3 --num-steps 5 --num-minibatches 4": ["3 * 5", "--num-minibatches (4)"],
+    "--num-envs 3 --num-steps 5 --num-minibatches 4": ["(3", "--num-minibatches (4)"],
     "--num-minibatches 9999999": ["--num-minibatches (9999999)"],
     "--num-envs 2 --num-steps 32 --total-timesteps 63 --num-minibatches 1": ["(63)", "2 * 32"],
     "--gamma 1.5": ["--gamma (1.5)"],
@@ -553,7 +554,7 @@ def test_bad_flags_are_named_with_their_numbers(script, flags):
     assert lacks(message, BAD_FLAGS[flags]) == [] and not list(Path().glob("runs/*"))
 
 
-@some(row for row in NEW.values() if "C08" in row.details)
+@some(row for row in NEW.values() if "C08" in row.details and not row.whole_sequences)
 def test_minibatches_of_one_sample_are_not_normalized(script):
     """Less its own mean every advantage is 0, and the policy learns nothing."""
     flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
@@ -941,10 +942,12 @@ def test_observations_of_odd_shape_and_dtype(script, kind, monkeypatch):
     monkeypatch.setattr(script.module.Agent, "act", watched)
     values, get_value = [], script.module.Agent.get_value
     monkeypatch.setattr(
-        script.module.Agent, "get_value", lambda agent, x: values.append(x) or get_value(agent, x)
+        script.module.Agent,
+        "get_value",
+        lambda agent, x, *y: values.append(x) or get_value(agent, x, *y),
     )
     train(script, **env, eval_episodes=1)
-    assert len(seen) > 8 and len(values) > 1
+    assert len(seen) > 8 and values
     for obs in seen + values:
         assert obs.dtype == torch.float32
         np.testing.assert_array_equal(obs, np.broadcast_to(np.float32(meant), obs.shape))
@@ -980,7 +983,7 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
     assert contents(Path()) == before
 
 
-@some(OWN.values())
+@some(row for row in OWN.values() if row.by_hand)  # with a memory: test_lstm.py
 def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
     """Greedy episodes by hand: the network in NumPy, observations normalized as stored."""
     run_dir = finished(script)

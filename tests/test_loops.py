@@ -93,7 +93,8 @@ def test_targets_are_values_plus_advantages_by_the_discounts_of_the_flags(script
     samples = set(zip(values.ravel().tolist(), targets.ravel().tolist()))
     assert len(losses) >= 2
     for mb in minibatches(losses):
-        assert set(zip(mb["values"].tolist(), mb["returns"].tolist())) <= samples
+        pairs = (mb[name].flatten().tolist() for name in ("values", "returns"))
+        assert set(zip(*pairs)) <= samples
         assert torch.equal(mb["returns"], mb["values"] + mb["advantages"])
 
 

@@ -34,7 +34,7 @@ def one_layer_agent(script) -> type:
     class Agent(script.Agent):
         def __init__(self, obs_space, *rest):
             original = torch.nn.init.orthogonal_
-            of_heads = lambda weight, gain: len(weight) < 32 and original(weight, gain)  # noqa: E731
+            of_heads = lambda weight, gain=1: len(weight) < 32 and original(weight, gain)  # noqa: E731
             with patch.object(torch.nn.init, "orthogonal_", of_heads):  # of large ones it is slow
                 super().__init__(obs_space, *rest)
             channels = min(obs_space.shape)
