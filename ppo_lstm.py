@@ -57,8 +57,8 @@ class Args:
     # -- algorithm --
     env_id: str = "MaskedCartPole-v1"  # id of the environment, or module:id
     total_timesteps: int = 500_000  # environment steps in all, rounded down to whole batches
-    learning_rate: float = 2.5e-4  # learning rate of Adam
-    num_envs: int = 4  # environments stepped together [C01]
+    learning_rate: float = 1e-3  # learning rate of Adam
+    num_envs: int = 16  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
     anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
     gamma: float = 0.99  # discount factor
@@ -67,9 +67,9 @@ class Args:
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch [C07]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
-    clip_vloss: bool = True  # clip the value loss [C09]
+    clip_vloss: bool = False  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
-    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    vf_coef: float = 0.001  # coefficient of the value loss [C10]; returns are in the hundreds
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]

@@ -68,7 +68,7 @@ CLEANRL = {  # their script -> ours, environment, iterations, environments, step
     "ppo": ("ppo", "CartPole-v1", 8, 4, 128, 4),
     "ppo_continuous_action": ("ppo_continuous_mujoco", "Pendulum-v1", 4, 1, 48, 4),
     "ppo_atari_envpool": ("ppo_atari", "Pong-v5", 4, 4, 64, 4),
-    "ppo_atari_lstm": ("ppo_lstm", "Pong-v5", 4, 4, 64, 4),
+    "ppo_atari_lstm": ("ppo_atari_lstm", "Pong-v5", 4, 4, 64, 4),
     "ppo_procgen": ("ppo_procgen", "bigfish", 4, 4, 64, 2),
     "ppg_procgen": ("ppg_procgen", "bigfish", 4, 4, 64, 2),
 }

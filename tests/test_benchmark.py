@@ -649,7 +649,7 @@ def test_differences_are_from_the_first_row_of_their_table(put):
     assert "| `published` | as published | 2 | 1100 (1000, 1200) | - |" in mujoco
     assert "| relu instead of tanh | 1, 1 diverged |" in mujoco and "No runs yet: C01" in mujoco
     assert "| C01 | one environment of 512 steps | 1 | +50 |" in core
-    assert "| `lstm` | LSTM with velocities hidden | 1 | 300 |" in memory
+    assert "| `lstm` | default, velocities hidden | 1 | 300 |" in memory
 
 
 def test_a_variant_has_differences_and_a_probability(put):

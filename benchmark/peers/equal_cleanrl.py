@@ -23,16 +23,6 @@ from draws import Draws, WatchedAdam, weights_of
 
 script, file, eps, num_steps, *flags = sys.argv[1:]
 draws = Draws(int(num_steps))
-last_channels = "network.7.weight" if "lstm" in script else None  # where ours come last
-
-
-def channels_first(weight: torch.Tensor) -> torch.Tensor:
-    """Our (512, 7 * 7 * 64), whose channels come last, as CleanRL's (512, 64 * 7 * 7)."""
-    return weight.unflatten(1, (7, 7, 64)).permute(0, 3, 1, 2).flatten(1)
-
-
-def channels_last(weight: torch.Tensor) -> torch.Tensor:
-    return weight.unflatten(1, (64, 7, 7)).permute(0, 2, 3, 1).flatten(1)
 
 
 class Adam(WatchedAdam):
@@ -42,7 +32,6 @@ class Adam(WatchedAdam):
         ours, theirs = torch.load(file), agent.state_dict()
         assert len(ours) == len(theirs)
         for (name, weight), (other, into) in zip(ours.items(), pairs(ours, theirs)):
-            weight = channels_first(weight) if name == last_channels else weight
             assert weight.numel() == into.numel(), (name, other)
             into.copy_(weight.view_as(into))
 
@@ -90,8 +79,4 @@ runpy.run_path(str(shim if shim.exists() else path), run_name="__main__")
 
 ours, last = torch.load(file), weights_of(Adam.agent)
 named = zip(ours.items(), pairs(ours, last))
-last = {
-    name: weight.view_as(into) if name != last_channels else channels_last(weight)
-    for (name, into), (_, weight) in named
-}
-torch.save(last, file)
+torch.save({name: weight.view_as(into) for (name, into), (_, weight) in named}, file)
