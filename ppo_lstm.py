@@ -69,7 +69,7 @@ class Args:
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = False  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
-    vf_coef: float = 0.001  # coefficient of the value loss [C10]; returns are in the hundreds
+    vf_coef: float = 0.001  # coefficient of the value loss [C10]; values reach 100 here
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
