@@ -8,12 +8,14 @@
 
 Run:    uv run ppo_atari_lstm.py --env-id Breakout-v5
 Watch:  uvx tensorboard --logdir runs
-Expect: XXX
-Read:   beside ppo_atari.py, down to the line of "=" below `train`. [L01] to [L05] are the LSTM
-        details of "The 37 Implementation Details of PPO"; [S01] and [S02] are ours.
-Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has the T steps
-        of n environments. An observation is C frames of 84 x 84 pixels, which become F = 512
-        features; an action is one of A. The memory is the LSTM's h and c, (2, n, H) with H = 128.
+Expect: a return of 20.5 in Pong after 10M steps (one seed, --bf16, 5 hours on two cores)
+Read:   ppo_lstm.py first, then beside ppo_atari.py, down to the line of "=" below `train`. [L01] to
+        [L05] are the LSTM details of "The 37 Implementation Details of PPO"; [S01] and [S02] are
+        ours.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch holds all T steps
+        of n environments, of which the loss gets those that are no resets. An observation is C
+        frames of 84 x 84 pixels, which become F = 512 features; an action is one of A. The memory
+        is the LSTM's h and c in one tensor (2, n, H), with H = 128.
 Resets: the step after the end of an episode only resets the game, and is never trained on [S02].
         So values[t + 1] belongs to what step t led to: there is no next_obs.
 """
@@ -73,7 +75,7 @@ class Args:
     anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches per epoch, of whole environments [C06]
+    num_minibatches: int = 4  # minibatches per epoch, each of whole environments [C06]
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch [C07]
     clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
@@ -85,13 +87,13 @@ class Args:
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
-    lstm: bool = True  # remember; otherwise the LSTM forgets before every step
+    lstm: bool = True  # keep the memory from step to step; otherwise empty it before each
     noop_max: int = 30  # a game begins with 1 to noop_max no-op frames; 0: none [A01]
     frame_skip: int = 4  # frames for which an action is repeated [A02]
     episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
     fire_reset: bool = True  # press FIRE after a reset in games that have it [A04]
     clip_reward: bool = True  # train on the sign of the reward [A06]
-    frame_stack: int = 1  # last frames that an observation holds [A07]
+    frame_stack: int = 1  # last frames that an observation holds; the LSTM remembers more [A07]
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
     repeat_action_probability: float = 0.0  # sticky actions; 0 whatever the name of the game
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
@@ -100,8 +102,8 @@ class Args:
     # -- run --
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or readable and with videos
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool, at most one for each game
-    compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
-    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
+    compile: bool = torch.cuda.is_available()  # compile the CNN; little use on a CPU
+    bf16: bool = False  # the CNN in bfloat16; the LSTM and the heads stay float32
     checkpoint_seconds: int = 60  # seconds between checkpoints
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
@@ -269,8 +271,8 @@ class Agent(nn.Module):
         conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1), 2**0.5, args)
         linear = layer_init(nn.Linear(64 * 7 * 7, 512), 2**0.5, args)
         convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
-        network = nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
-        self.network = network  # [A08] shared by policy and value
+        layers = [*convs, nn.Flatten(), linear, nn.ReLU()]
+        self.network = nn.Sequential(*layers)  # [A08] shared by policy and value
         self.lstm = nn.LSTM(512, 128)
         self.remembers = args.lstm
         if args.ortho_init:  # [L01] orthogonal weights of gain 1 and zero biases
@@ -282,24 +284,28 @@ class Agent(nn.Module):
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """Features (m, F) of observations (m, C, 84, 84) uint8, without memory."""
+        """Features (m, F) of any m observations (m, C, 84, 84) uint8, without memory."""
         x = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(x).float()
 
     def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
-        """Logits (T, n, A), values (T, n) and memory (2, n, H) after T steps of n environments.
+        """Logits (T, n, A) and values (T, n) of T steps of n environments, and the memory after.
 
-        lstm_state: (2, n, H), the memory before them. begins_anew: (T, n), on the CPU, 1 where an
-        episode begins and forgets the last. The rows between are one call of the LSTM:
+        lstm_state: (2, n, H), the memory before the first of them. begins_anew: (T, n), 1 for the
+        first step of an episode, before which the memory becomes zero; on the CPU, so that no
+        cut waits for a GPU. The steps between two resets are one call of the LSTM:
 
-            row                            0  1  2  3  4
+            step                           0  1  2  3  4
             begins_anew of environment 0   0  0  0  0  0
             begins_anew of environment 1   0  0  1  0  0
-            calls                          ----  -------
+            calls of the LSTM              ----  -------
         """
-        if not self.remembers:
-            begins_anew = torch.ones_like(begins_anew)
+        T, n = obs.shape[:2]
+        if not self.remembers:  # every step is a first one: one step of T * n environments
+            obs = obs.flatten(0, 1)[None]
+            begins_anew = torch.ones(1, T * n)
+            lstm_state = lstm_state.repeat(1, T, 1)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
         keeps = (1 - begins_anew).to(obs.device)[:, :, None]
         cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
@@ -309,7 +315,7 @@ class Agent(nn.Module):
             outputs, (h, c) = self.lstm(features[start:end], (h, c))
             lstm_state = torch.cat((h, c))
             hidden.append(outputs)
-        hidden = torch.cat(hidden)  # (T, n, H)
+        hidden = torch.cat(hidden).view(T, n, -1)  # (T, n, H)
         return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
@@ -415,7 +421,7 @@ def train(args: Args) -> dict:
         agent.encode = compiled(agent.encode, device)
 
     # A rollout, in NumPy; pinned memory is copied faster to a GPU
-    T, N = args.num_steps, args.num_envs
+    T, N, H = args.num_steps, args.num_envs, agent.lstm.hidden_size
     obs = torch.zeros(T + 1, N, *obs_space.shape, dtype=torch.uint8, pin_memory=args.cuda).numpy()
     actions = np.zeros((T, N), np.int32)  # EnvPool accepts only int32
     logprobs = np.zeros((T, N), np.float32)
@@ -430,8 +436,7 @@ def train(args: Args) -> dict:
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     obs[T], infos = envs.reset(seed=first_seed)
     episodic_return += infos["reward"]  # FIRE and no-ops may score
-    H = agent.lstm.hidden_size
-    lstm_state = torch.zeros(2, N, H, device=device)  # [L02] the memory begins with zeros
+    lstm_state = torch.zeros(2, N, H, device=device)  # [L02] the memory starts at zero
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -451,7 +456,7 @@ def train(args: Args) -> dict:
             obs[t + 1], rewards[t], terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             valid[t + 1] = dones[t] == 0  # [S02] the step after an end only resets
-            begins_anew[t + 1] = ~valid[t]  # the step after such a step
+            begins_anew[t + 1] = ~valid[t]  # the step after a reset
 
             global_step += N
             log.step(N)
@@ -463,9 +468,8 @@ def train(args: Args) -> dict:
                 episodic_return[n] = episodic_length[n] = 0
 
         # -- advantages --
-        # Not flat, (T, N, ...): the LSTM needs the order of the steps
-        b_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, C, 84, 84)
-        b_actions = torch.from_numpy(actions).to(device)
+        b_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, ...): the LSTM needs the order
+        b_actions = torch.from_numpy(actions).to(device)  # (T, N), like all that follow
         b_logprobs = torch.from_numpy(logprobs).to(device)
         b_begins_anew = torch.from_numpy(begins_anew)  # on the CPU, see Agent.forward
         with torch.no_grad():
@@ -488,20 +492,19 @@ def train(args: Args) -> dict:
         b_valid = torch.from_numpy(valid[:T])  # on the CPU, as b_begins_anew
         stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
-            env_inds = torch.randperm(N)  # [L04] minibatches of whole environments
+            env_inds = torch.randperm(N)  # [L04] a minibatch holds whole environments, in order
             for mb_envs in env_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
                 mb = {name: tensor[:, mb_envs] for name, tensor in batch.items()}
                 mb_valid = b_valid[:, mb_envs]
-                results = agent.evaluate_actions(
+                outputs = agent.evaluate_actions(
                     mb["obs"],
                     mb["actions"],
                     mb["begins_anew"],
-                    initial_lstm_state[:, mb_envs],  # [L05] rebuilt from before the rollout
+                    initial_lstm_state[:, mb_envs],  # [L05] replay from the start of the rollout
                 )
-                # The LSTM takes all rows, the loss those that are no resets
-                newlogprob, entropy, newvalue = (x[mb_valid] for x in results)
-                names = ("logprobs", "values", "advantages", "returns")
-                mb = {name: mb[name][mb_valid] for name in names}
+                # The LSTM needs every step; the loss skips those that only reset [S02]
+                newlogprob, entropy, newvalue = (x[mb_valid] for x in outputs)
+                mb = {name: tensor[mb_valid] for name, tensor in mb.items() if name != "obs"}
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -574,7 +577,7 @@ def check_args(args: Args) -> None:
         require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     sizes = f"--num-minibatches ({args.num_minibatches}) must divide --num-envs ({args.num_envs})"
-    require(args.num_envs % args.num_minibatches == 0, sizes)  # they have whole environments
+    require(args.num_envs % args.num_minibatches == 0, sizes)
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
@@ -946,8 +949,8 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         while len(returns) < args.eval_episodes:
             obs, infos = envs.reset(seed=first_seed + len(returns))
             game_returns = np.array(infos["reward"], np.float64)
-            playing = np.ones(N, bool)  # still in this game
-            valid, begins_anew = np.ones(N, bool), torch.ones(N)
+            playing, valid = np.ones((2, N), bool)  # still in this game; no reset, as in train
+            begins_anew = torch.ones(N)
             state = torch.zeros(2, N, agent.lstm.hidden_size, device=device)
             while playing.any():
                 inputs = torch.from_numpy(obs).to(device)

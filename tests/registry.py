@@ -409,7 +409,7 @@ ATARI_LSTM = Script(
     wrong_env=ATARI_SCRIPT.wrong_env,
     by_hand=None,
     whole_sequences=True,
-    details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = network"},
+    details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = nn\.Sequential\(\*layers\)"},
     different={
         "Args": "the flags of the details",
         "Agent.__init__": "one network, and an LSTM",

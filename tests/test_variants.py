@@ -1,6 +1,7 @@
 """The patches of variants/: each fits its script, runs, and changes what it says."""
 
 import importlib.util
+import inspect
 import json
 import math
 import os
@@ -22,6 +23,8 @@ sys.path.insert(0, str(ROOT / "benchmark"))
 
 import patches  # noqa: E402
 import results  # noqa: E402
+
+import ppo_lstm  # noqa: E402
 
 PATCHES = {patch.stem: patch for patch in sorted((ROOT / "variants").rglob("*.patch"))}
 all_patches = pytest.mark.parametrize("patch", PATCHES.values(), ids=PATCHES)
@@ -396,6 +399,19 @@ def test_memories_of_the_variants(variant, monkeypatch):
     assert total("lstm_empty_rollouts", False, 2) == 0 < total("lstm_stale_start", False, 2)
     assert resets["lstm_no_reset"] == 0 < resets["lstm_stale_start"]
     assert total("lstm_stale_start", True, 2) == 0 < total("lstm_no_reset", True, 2)
+
+
+def test_continuous_lstm_remembers_as_ppo_lstm_does(variant):
+    """By the same lines, but for the head; and every ratio is 1 while the weights stay."""
+    module, run = variant("continuous_lstm")
+    text = inspect.getsource(module.Agent.forward)
+    for here, there in (("Means (T, n, A)", "Logits (T, n, A)"), ("actor_mean", "actor")):
+        text = text.replace(here, there)
+    assert text == inspect.getsource(ppo_lstm.Agent.forward)
+    still = {"learning_rate": 1e-30, "ortho_init": False, "num_envs": 4, "num_minibatches": 2}
+    run_dir = run(env_id="MaskedInvertedPendulum-v4", **still)
+    assert len(episodes_of(run_dir)) > 4
+    assert all(abs(kl) < 1e-6 for _, kl in scalars_of(run_dir)["losses/approx_kl_max"])
 
 
 def test_json_of_the_config_names_the_patched_script(variant, monkeypatch):
