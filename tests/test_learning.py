@@ -81,10 +81,10 @@ def test_trpo_learns_inverted_pendulum(seed, run_trpo):
 @pytest.mark.learning
 @pytest.mark.parametrize("lstm", [True, False])
 def test_lstm_remembers_hidden_velocities(lstm, folder):
-    """Measured: XXX."""
+    """Measured: 199, 203 and 231 with seeds 1 to 3; 51 without memory."""
     args = ppo_lstm.Args(lstm=lstm, total_timesteps=100_000, eval_episodes=0)
     reached = last_return(episodes_of(Path(ppo_lstm.train(args)["run_dir"])))
-    assert reached > 110 if lstm else 25 < reached < 75
+    assert reached > 120 if lstm else 25 < reached < 75
 
 
 @pytest.mark.learning
