@@ -436,9 +436,6 @@ def check_args(args: Args) -> None:
     require(found, "--cuda finds no GPU (try --no-cuda)")
     if args.env_id.startswith("Microrts"):
         check_microrts(args)
-    else:
-        skip = f"--frame-skip ({args.frame_skip})"
-        require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
 
@@ -626,14 +623,15 @@ class Video(gym.wrappers.RecordVideo):
 
 def make_env(args: Args, films: bool = False) -> gym.Env:
     """One environment, which can render if it is to be filmed."""
+    if args.env_id in MicroRTS.tasks:
+        return PlainEnv(MaskedEnv(MicroRTS(args), args))
+    skip = f"--frame-skip ({args.frame_skip})"
+    require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     render = {"render_mode": "rgb_array"} if films else {}
     if "" not in sys.path:
         sys.path.append("")  # a module:id may be in the current folder, too
     try:
-        is_java = args.env_id in MicroRTS.tasks
-        env = (
-            MicroRTS(args) if is_java else gym.make(args.env_id, disable_env_checker=True, **render)
-        )
+        env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
     except TypeError as error:

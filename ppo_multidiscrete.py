@@ -506,7 +506,8 @@ class MaskedEnv(gym.Wrapper):
             require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
             mask = np.hstack(mask)
         mask, needed = np.asarray(mask), (sum(self.nvec),)
-        require(mask.shape == needed, f"{name} has the shape {mask.shape} where {needed} is right")
+        right = f"{needed} is right" + (" (for rows see ppo_microrts.py)" if mask.ndim == 2 else "")
+        require(mask.shape == needed, f"{name} has the shape {mask.shape} where {right}")
         require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
         starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
         empty = np.flatnonzero(~np.logical_or.reduceat(mask == 1, starts)).tolist()
