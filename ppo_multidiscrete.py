@@ -385,14 +385,14 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
+    require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
-    filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
-    require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:

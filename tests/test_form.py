@@ -945,7 +945,7 @@ def test_observations_of_odd_shape_and_dtype(script, kind, monkeypatch):
         script.module.Agent, "get_value", lambda agent, x: values.append(x) or get_value(agent, x)
     )
     train(script, **env, eval_episodes=1)
-    assert len(seen) > 8 and len(values) > 1
+    assert len(seen) > 8 and len(values) > 0
     for obs in seen + values:
         assert obs.dtype == torch.float32
         np.testing.assert_array_equal(obs, np.broadcast_to(np.float32(meant), obs.shape))
