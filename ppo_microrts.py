@@ -131,6 +131,7 @@ class Agent(nn.Module):
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, args: Args):
         super().__init__()
         self.nvec = action_space.nvec.tolist()  # choices of each component
+        self.starts = np.cumsum([0, *self.nvec[:-1]])  # where they begin among the L
 
         def cnn() -> nn.Sequential:  # of the post on the 37 details
             height, width, channels = obs_space.shape
@@ -154,25 +155,24 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
 
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, rows: torch.Tensor, greedy: bool = False):
+    def act(self, obs: torch.Tensor, rows: np.ndarray, greedy: bool = False):
         """Allowed actions (n, D), sampled or the most probable ones, and their masks (n, L).
 
         `rows` (n, F, 1 + R) is a row for each choice of component 0, which is drawn first: whether
         it is allowed, then which of the R choices of the others go with it. MicroRTS: (n, 100, 79),
         of 100 cells whether a unit of ours waits there, then what it may do.
         """
-        logits = self.actor(self.actor_trunk(obs))
+        logits = self.actor(self.actor_trunk(obs)).cpu()
         if not greedy:  # Gumbel-max: as Categorical(logits=logits).sample() for each component
-            noise = torch.empty(logits.shape).exponential_().log_()  # on the CPU, also for a GPU
-            logits = logits - noise.to(logits.device)
+            logits = logits - torch.empty(logits.shape).exponential_().log_()
+        scores = logits.numpy()  # many small operations: NumPy's are faster
         allowed = rows[:, :, 0]  # (n, F)
-        first = logits[:, : self.nvec[0]].where(allowed, -math.inf).argmax(-1)
-        row_of_first = rows[torch.arange(len(rows)), first, 1:]  # (n, R)
-        masks = torch.cat([allowed, row_of_first], dim=-1)
-        for mask in masks.split(self.nvec, dim=-1):
-            mask[:, 0] |= ~mask.any(-1)  # where nothing is allowed: choice 0, of probability 1
-        components = logits.where(masks, -math.inf).split(self.nvec, dim=-1)
-        return torch.stack([component.argmax(-1) for component in components], dim=-1), masks
+        first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(-1)
+        masks = np.concatenate([allowed, rows[np.arange(len(rows)), first, 1:]], axis=-1)
+        has_choice = np.logical_or.reduceat(masks, self.starts, axis=-1)  # (n, D)
+        masks[:, self.starts] |= ~has_choice  # nothing allowed: choice 0, of probability 1
+        components = np.split(np.where(masks, scores, -np.inf), self.starts[1:], axis=-1)
+        return np.stack([component.argmax(-1) for component in components], axis=-1), masks
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
         """V of observations (n, O) -> (n,)."""
@@ -300,9 +300,8 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
             rows = infos["action_mask"]  # (N, F, 1 + R)
-            idle[t] = ~rows.any(axis=(1, 2))
-            inputs = [torch.from_numpy(x).to(device) for x in (obs[t], rows)]
-            actions[t], masks[t] = (x.cpu().numpy() for x in agent.act(*inputs))
+            idle[t] = ~rows[:, :, 0].any(axis=1)
+            actions[t], masks[t] = agent.act(torch.from_numpy(obs[t]).to(device), rows)
             current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             next_obs[t] = current_obs
@@ -568,10 +567,11 @@ class MaskedEnv(gym.Wrapper):
         needed = f"{(L,)} or {(F, 1 + L - F)} is right"
         fits = mask.shape in ((L,), (F, 1 + L - F))
         require(fits, f"{name} has the shape {mask.shape} where {needed}")
-        require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
-        mask = mask == 1
+        if mask.dtype != bool:
+            require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
+            mask = mask == 1
         if mask.ndim == 2:
-            return mask & mask[:, 0].any()
+            return mask if mask[:, 0].any() else np.zeros_like(mask)
         starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
         empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
         require(not empty, f"{name} allows no choice of the components {empty}")
@@ -921,9 +921,9 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         obs, info = env.reset(seed=first_seed + episode)
         episodic_return, done = 0.0, False
         while not done:
-            inputs = obs[None].astype(np.float32), info["action_mask"][None]
-            action, _ = agent.act(*map(torch.from_numpy, inputs), greedy=args.eval_deterministic)
-            obs, reward, terminated, truncated, info = env.step(action[0].numpy())
+            inputs = torch.from_numpy(obs[None].astype(np.float32)), info["action_mask"][None]
+            action, _ = agent.act(*inputs, greedy=args.eval_deterministic)
+            obs, reward, terminated, truncated, info = env.step(action[0])
             episodic_return += reward
             done = terminated or truncated
         returns.append(episodic_return)
@@ -1002,6 +1002,8 @@ class MicroRTS(gym.Env):
         self.random_field = self.java_field(f"ai.{self.random_ai}", "r")
 
         height, width = np.shape(memoryview(self.client.reset(0).observation))[1:]
+        # Java keeps these arrays and refills them
+        self.java_rows = [cell for row in self.client.getMasks(0) for cell in row]
         self.observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
         self.action_space = gym.spaces.MultiDiscrete([height * width, 6, 4, 4, 4, 4, 7, 49])
         gc.freeze()  # each collection of Java's starts one of Python's: spare what there is so far
@@ -1015,11 +1017,17 @@ class MicroRTS(gym.Env):
     def observe(self, raw) -> tuple[np.ndarray, dict]:
         """What Java knows of every cell, one-hot, (h, w, 27); and the mask."""
         self.cells = np.array(memoryview(raw))  # (5, h, w), a copy: Java changes it
-        planes = []
-        for size, number in zip([5, 5, 3, 8, 6], self.cells):
-            planes.append(np.eye(size, dtype=np.uint8)[number.clip(max=size - 1)])
-        mask = np.array(memoryview(self.client.getMasks(0)))  # (h, w, 79)
-        return np.concatenate(planes, axis=-1), {"action_mask": mask.reshape(-1, mask.shape[-1])}
+        _, height, width = self.cells.shape
+        obs = np.zeros((height * width, 27), np.uint8)
+        numbers = np.minimum(self.cells.reshape(5, -1).T, [4, 4, 2, 7, 5])  # (h * w, 5)
+        obs[np.arange(height * width)[:, None], numbers + [0, 5, 10, 13, 21]] = 1
+        self.client.getMasks(0)
+        mask = np.zeros((len(self.java_rows), len(self.java_rows[0])), bool)
+        _, _, owner, _, action = self.cells.reshape(5, -1)
+        waiting = np.flatnonzero((owner == 1) & (action == 0))  # all others may do nothing
+        rows = b"".join(self.java_rows[cell] for cell in waiting)
+        mask[waiting] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
+        return obs.reshape(height, width, 27), {"action_mask": mask}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -508,11 +508,13 @@ class MaskedEnv(gym.Wrapper):
         mask, needed = np.asarray(mask), (sum(self.nvec),)
         right = f"{needed} is right" + (" (for rows see ppo_microrts.py)" if mask.ndim == 2 else "")
         require(mask.shape == needed, f"{name} has the shape {mask.shape} where {right}")
-        require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
+        if mask.dtype != bool:
+            require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
+            mask = mask == 1
         starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
-        empty = np.flatnonzero(~np.logical_or.reduceat(mask == 1, starts)).tolist()
+        empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
         require(not empty, f"{name} allows no choice of the components {empty}")
-        return mask == 1
+        return mask
 
 
 class PlainEnv(gym.Wrapper):

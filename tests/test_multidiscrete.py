@@ -254,9 +254,9 @@ def act(agent, obs: np.ndarray, masks: np.ndarray, greedy: bool = False) -> np.n
     F = agent.nvec[0]
     rest = np.repeat(masks[:, None, F:], F, axis=1)
     rows = np.concatenate([masks[:, :F, None], rest], axis=2)
-    actions, drawn_under = agent.act(*map(torch.from_numpy, (obs, rows)), greedy)
-    assert (drawn_under.numpy() == masks).all()
-    return actions.numpy()
+    actions, drawn_under = agent.act(torch.from_numpy(obs), rows, greedy)
+    assert (drawn_under == masks).all()
+    return actions
 
 
 def check_frequencies(joint: dict, actions: np.ndarray) -> None:
@@ -285,8 +285,8 @@ def test_draws_where_the_first_component_decides():
     mask, obs = random_mask(rng, 3, 1), rng.normal(size=(1, 3))
     joint = joint_by_enumeration(logits_of(agent, torch.from_numpy(obs))[0].numpy(), mask[0])
     torch.manual_seed(1)
-    inputs = np.repeat(obs, n, 0), np.repeat(mask, n, 0)
-    actions, masks = (x.numpy() for x in agent.act(*map(torch.from_numpy, inputs)))
+    inputs = torch.from_numpy(np.repeat(obs, n, 0)), np.repeat(mask, n, 0)
+    actions, masks = agent.act(*inputs)
     check_frequencies(joint, actions)
     assert (masks[:, :3] == mask[0, :, 0]).all() and (
         masks[:, 3:] == mask[0, actions[:, 0], 1:]
@@ -331,9 +331,9 @@ def test_where_nothing_is_allowed_choice_0_is_taken_and_nothing_is_learnt():
     """As if it were the only one: probability 1, no entropy, no gradient."""
     agent, n = make_agent(ppo_microrts), 1000
     torch.manual_seed(3)
-    rows, obs = torch.ones(n, 3, 7, dtype=torch.bool), torch.zeros(n, 3).double()
+    rows, obs = np.ones((n, 3, 7), bool), torch.zeros(n, 3).double()
     rows[:, :, 0] = rows[:, :, 3:] = False  # components 0 and 2
-    actions, masks = agent.act(obs, rows)
+    actions, masks = map(torch.from_numpy, agent.act(obs, rows))
     assert not actions[:, [0, 2]].any() and 20 < actions[:, 1].sum() < 980
     assert (masks.numpy() == [True, False, False, True, True, True, False, False, False]).all()
     logits = logits_of(agent, obs[:1])[0, 3:5].log_softmax(0)
