@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,7 @@ import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -88,6 +89,7 @@ class Args:
 
     # -- run --
     env_backend: Literal["sync", "async"] = "sync"  # in this process, or in one each
+    compile: bool = True  # compile the updates; eager where that fails
     checkpoint_seconds: int = 60  # seconds between checkpoints
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
@@ -273,6 +275,9 @@ def train(args: Args) -> dict:
     if checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
+
+    if args.compile:
+        agent.evaluate_actions = compiled(agent.evaluate_actions, device)
 
     # A rollout, in NumPy
     T, N = args.num_steps, args.num_envs
@@ -624,7 +629,7 @@ class Video(gym.wrappers.RecordVideo):
 def make_env(args: Args, films: bool = False) -> gym.Env:
     """One environment, which can render if it is to be filmed."""
     if args.env_id in MicroRTS.tasks:
-        return PlainEnv(MaskedEnv(MicroRTS(args), args))
+        return PlainEnv(MaskedEnv(OneGame(args), args))
     skip = f"--frame-skip ({args.frame_skip})"
     require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
     render = {"render_mode": "rgb_array"} if films else {}
@@ -702,6 +707,11 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
 
 def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    if args.env_id in MicroRTS.tasks:
+        envs = MicroRTS(args)
+        video_dir = run_dir / f"videos_{int(time.time())}"
+        record = gym.wrappers.vector.RecordVideo
+        return record(envs, str(video_dir), record_first_only=True) if args.capture_video else envs
 
     def maker(n: int):
         def make() -> gym.Env:
@@ -717,6 +727,31 @@ def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEn
     makers = [maker(n) for n in range(args.num_envs)]
     same_step = gym.vector.AutoresetMode.SAME_STEP
     return backends[args.env_backend](makers, copy=False, autoreset_mode=same_step)
+
+
+def compiled(function, device: torch.device):
+    """The function as one graph, made in its first call; if that fails, the function itself."""
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
+    options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
+    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
+
+    def call(*inputs):
+        nonlocal graph
+        try:
+            outputs = graph(*inputs)
+        except Exception as error:  # no compiler, no Python headers, no Triton, an old card
+            if graph is function:
+                raise
+            why = f"{function.__name__} cannot be compiled here and runs eagerly"
+            print(f"{why}: {first_line(error)}", flush=True)
+            graph = function
+            return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
+
+    return call
 
 
 class Log:
@@ -959,16 +994,16 @@ def start_java() -> tuple:
     return jpype, folder
 
 
-class MicroRTS(gym.Env):
-    """A game of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells.
+class MicroRTS(gym.vector.VectorEnv):
+    """Games of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells.
 
-    Observations (10, 10, 27) are one-hot in each cell: hit points, resources, owner, kind of unit
-    and what it does. An action (8,) is a source cell, the type of what its unit shall do, and a
-    parameter of each type (two to produce). Rows of the mask (100, 79) are source cells: whether a
-    unit of ours waits there, then what the other components may be.
+    Observations (N, 10, 10, 27) are one-hot in each cell: hit points, resources, owner, kind of
+    unit and what it does. An action (N, 8) is a source cell, the type of what its unit shall do,
+    and a parameter of each type (two to produce). Rows of the mask (N, 100, 79) are source cells:
+    whether a unit of ours waits there, then what the other components may be.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_fps": 20}
     render_mode = "rgb_array"
     reward_names = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
     reward_names += "ProduceCombatUnit CloserToEnemyBase".split()
@@ -982,31 +1017,48 @@ class MicroRTS(gym.Env):
 
     def __init__(self, args: Args):
         self.jpype, folder = start_java()
+        self.is_masked = args.action_mask
+        N = args.num_envs
         opponent, ticks, weights = self.tasks[args.env_id]
         self.weights = np.array(weights)
         self.frame_skip = args.frame_skip
         self.max_steps = ticks // (args.frame_skip + 1)
+        self.steps = np.zeros(N, int)
 
-        java = self.jpype.JClass
-        java("rts.units.Unit").next_ID = 0  # a second run is like the first
-        units = java("rts.units.UnitTypeTable")()
-        rewards = [java(f"ai.rewardfunction.{n}RewardFunction")() for n in self.reward_names]
-        self.approach = rewards[-1]
-        world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml")
-        enemy = java(f"ai.{opponent}")(units)
-        self.client = java("tests.JNIGridnetClient")(*world, enemy, units, False)
+        java_class = self.jpype.JClass
+        self.units = java_class("rts.units.UnitTypeTable")()
+        rewards = [java_class(f"ai.rewardfunction.{n}RewardFunction")() for n in self.reward_names]
+        opponents = [java_class(f"ai.{opponent}")(self.units) for _ in range(N)]
+        world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml", opponents, self.units)
+        never = 2**31 - 1  # its own time limit would lose the last observation
+        java_class("rts.units.Unit").next_ID = 0  # a second run is like the first
+        self.client = java_class("tests.JNIGridnetVecClient")(0, N, never, *world, False)
+        self.clients = list(self.client.clients)
+        self.games = [None] * N
+        self.players = self.jpype.JArray(self.jpype.JInt)(N)  # we are player 0 of every game
         self.game_field = self.java_field("tests.JNIGridnetClient", "gs")
+        self.map_field = self.java_field("tests.JNIGridnetClient", "pgs")
+        self.approach = rewards[-1]
         # A random opponent draws from two generators: make both one, seeded in every step.
-        self.is_random = opponent == self.random_ai
         self.generator = self.java_field("util.Sampler", "generator").get(None)
-        self.random_field = self.java_field(f"ai.{self.random_ai}", "r")
+        random_field = self.java_field(f"ai.{self.random_ai}", "r")
+        self.random_field = random_field if opponent == self.random_ai else None
 
-        height, width = np.shape(memoryview(self.client.reset(0).observation))[1:]
-        # Java keeps these arrays and refills them
-        self.java_rows = [cell for row in self.client.getMasks(0) for cell in row]
-        self.observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
-        self.action_space = gym.spaces.MultiDiscrete([height * width, 6, 4, 4, 4, 4, 7, 49])
+        self.raw = self.client.reset(self.players).observation  # (N, 5, h, w), in Java
+        masks = self.client.getMasks(0)  # Java keeps these arrays and refills them
+        self.java_rows = [cell for game in masks for row in game for cell in row]
+        self.new_game = self.game_field.get(self.clients[0]).clone()
+
+        height, width = np.shape(memoryview(self.raw))[2:]
+        nvec = [height * width, 6, 4, 4, 4, 4, 7, 49]
+        self.num_envs = N
+        self.single_observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
+        self.single_action_space = gym.spaces.MultiDiscrete(nvec)
         gc.freeze()  # each collection of Java's starts one of Python's: spare what there is so far
+
+    def get_attr(self, name: str) -> list:
+        """As in Gymnasium's own vector environments."""
+        return [getattr(self, name)] * self.num_envs
 
     def java_field(self, java_class: str, name: str):
         """A field of a Java class that is not public, with `get` and `set`."""
@@ -1014,51 +1066,69 @@ class MicroRTS(gym.Env):
         field.setAccessible(True)
         return field
 
-    def observe(self, raw) -> tuple[np.ndarray, dict]:
-        """What Java knows of every cell, one-hot, (h, w, 27); and the mask."""
-        self.cells = np.array(memoryview(raw))  # (5, h, w), a copy: Java changes it
-        _, height, width = self.cells.shape
-        obs = np.zeros((height * width, 27), np.uint8)
-        numbers = np.minimum(self.cells.reshape(5, -1).T, [4, 4, 2, 7, 5])  # (h * w, 5)
-        obs[np.arange(height * width)[:, None], numbers + [0, 5, 10, 13, 21]] = 1
+    def place(self, i: int, game) -> None:
+        """Begin with `game` as game i."""
+        self.game_field.set(self.clients[i], game)
+        self.map_field.set(self.clients[i], game.getPhysicalGameState())
+        self.games[i] = game
+        self.raw[i] = game.getMatrixObservation(0)
+        self.steps[i] = 0
+        if self.random_field:
+            self.random_field.set(self.clients[i].ai2, self.generator)
+
+    def observe(self) -> np.ndarray:
+        """What Java knows of every cell, one-hot, (N, h, w, 27)."""
+        self.cells = np.array(memoryview(self.raw))  # (N, 5, h, w), a copy: Java changes it
+        planes = []
+        for size, number in zip([5, 5, 3, 8, 6], self.cells.swapaxes(0, 1)):
+            planes.append(np.eye(size, dtype=np.uint8)[number.clip(max=size - 1)])
+        return np.concatenate(planes, axis=-1)
+
+    def mask_infos(self) -> dict:
+        """The mask of what was observed last; only rows of our waiting units come from Java."""
         self.client.getMasks(0)
         mask = np.zeros((len(self.java_rows), len(self.java_rows[0])), bool)
-        _, _, owner, _, action = self.cells.reshape(5, -1)
-        waiting = np.flatnonzero((owner == 1) & (action == 0))  # all others may do nothing
+        _, _, owner, _, action = self.cells.swapaxes(0, 1)  # each (N, h, w)
+        waiting = np.flatnonzero((owner == 1) & (action == 0))
         rows = b"".join(self.java_rows[cell] for cell in waiting)
         mask[waiting] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
-        return obs.reshape(height, width, 27), {"action_mask": mask}
+        mask |= not self.is_masked
+        return {"action_mask": mask.reshape(self.num_envs, -1, mask.shape[1])}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        raw = self.client.reset(0).observation
-        self.game = self.game_field.get(self.client)
-        self.steps = 0
-        if self.is_random:
-            self.random_field.set(self.client.ai2, self.generator)
-        return self.observe(raw)
+        for i in range(self.num_envs):
+            self.place(i, self.new_game.clone())
+        return self.observe(), self.mask_infos()
 
-    def step(self, action: np.ndarray):
+    def step(self, actions: np.ndarray):
         """A tick in which both players act, then `frame_skip` ticks; their rewards are added up."""
-        if self.is_random:
+        if self.random_field:
             self.generator.setSeed(int(self.np_random.integers(2**31)))
-        response = self.client.gameStep(self.jpype.JArray.of(action[None].astype(np.int32)), 0)
-        rewards = np.array(memoryview(response.reward))  # (7,)
-        terminated = bool(response.done[0])
-        if self.frame_skip:
-            terminated |= self.skip_ticks(rewards)
-        rewards[-1] = rewards[-1].clip(-1, 1)  # with no unit left it is -2e9
+        java_actions = self.jpype.JArray.of(actions[:, None].astype(np.int32))
+        responses = self.client.gameStep(java_actions, self.players)
+        rewards = np.array(memoryview(responses.reward))  # (N, 7)
+        terminated = np.array(memoryview(responses.done))[:, 0]  # (N,)
+        for i in range(self.num_envs) if self.frame_skip else np.flatnonzero(terminated):
+            terminated[i] |= self.skip_ticks(self.games[i], rewards[i])
+            self.raw[i] = self.games[i].getMatrixObservation(0)  # the client may have a new game
+        rewards[:, -1] = rewards[:, -1].clip(-1, 1)  # with no unit left it is -2e9
         self.steps += 1
-        truncated = not terminated and self.steps >= self.max_steps
-        obs, info = self.observe(self.game.getMatrixObservation(0))
-        return obs, rewards @ self.weights, terminated, truncated, info
+        truncated = ~terminated & (self.steps >= self.max_steps)
+        obs = last_obs = self.observe()
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            for i in ended:
+                self.place(i, self.new_game.clone())
+            obs = self.observe()
+        infos = {"final_obs": last_obs} | self.mask_infos()
+        return obs, rewards @ self.weights, terminated, truncated, infos
 
-    def skip_ticks(self, rewards: np.ndarray) -> bool:
+    def skip_ticks(self, game, rewards: np.ndarray) -> bool:
         """`frame_skip` ticks without new actions; adds to rewards (7,) and says if the game ended.
 
         As published, every tick after the end pays for victory or defeat once more.
         """
-        game = self.game
         if self.weights[-1]:
             trace_entry = self.jpype.JClass("rts.TraceEntry")
             before = trace_entry(game.getPhysicalGameState().clone(), game.getTime())
@@ -1070,18 +1140,42 @@ class MicroRTS(gym.Env):
             rewards[-1] += self.approach.getReward()
         return ticks_over > 0
 
-    def render(self) -> np.ndarray:
-        """In each cell of 24x24 pixels the kind of unit on its owner's colour."""
+    def render(self) -> list[np.ndarray]:
+        """N times game 0: in each cell of 24x24 pixels the kind of unit on its owner's colour."""
         owners = [(240, 240, 240), (40, 90, 220), (220, 50, 40)]  # nobody, we, the opponent
         kinds = [(240, 240, 240), (70, 160, 70), (255, 255, 255)]  # nothing, resource, base,
         kinds += [(150, 150, 150), (110, 110, 110), (250, 180, 60)]  # barracks, worker, light,
         kinds += [(250, 240, 80), (100, 220, 240)]  # heavy, ranged
-        _, _, owner, kind, _ = self.cells  # each (h, w)
+        _, _, owner, kind, _ = self.cells[0]  # each (h, w)
         height, width = owner.shape
         image = np.zeros((height, 24, width, 24, 3), np.uint8)
         image[:] = np.uint8(owners)[owner][:, None, :, None]
         image[:, 5:19, :, 5:19] = np.uint8(kinds)[kind][:, None, :, None]
-        return image.reshape(24 * height, 24 * width, 3)
+        return [image.reshape(24 * height, 24 * width, 3)] * self.num_envs
+
+
+class OneGame(gym.Env):
+    """A game of MicroRTS alone, for evaluation."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+    render_mode = "rgb_array"
+
+    def __init__(self, args: Args):
+        self.envs = MicroRTS(replace(args, num_envs=1))
+        self.observation_space = self.envs.single_observation_space
+        self.action_space = self.envs.single_action_space
+
+    def reset(self, *, seed=None, options=None):
+        obs, infos = self.envs.reset(seed=seed)
+        return obs[0], {"action_mask": infos["action_mask"][0]}
+
+    def step(self, action: np.ndarray):
+        obs, reward, terminated, truncated, infos = self.envs.step(action[None])
+        info = {"action_mask": infos["action_mask"][0]}
+        return infos["final_obs"][0], reward[0], terminated[0], truncated[0], info
+
+    def render(self) -> np.ndarray:
+        return self.envs.render()[0]
 
 
 def main() -> None:

@@ -58,13 +58,13 @@ class Args:
     # -- algorithm --
     env_id: str = "LunarLanderContinuous-v3"  # id of the environment, or module:id
     total_timesteps: int = 500_000  # environment steps in all, rounded down to whole batches
-    learning_rate: float = 2.5e-4  # learning rate of Adam
-    num_envs: int = 4  # environments stepped together [C01]
+    learning_rate: float = 1e-3  # learning rate of Adam
+    num_envs: int = 16  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
     anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches per epoch [C06]
+    gamma: float = 0.999  # discount factor
+    gae_lambda: float = 0.98  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 16  # minibatches per epoch [C06]
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch [C07]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
@@ -78,7 +78,7 @@ class Args:
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
     shared_network: bool = False  # one trunk for policy and value instead of two [C13]
     action_mask: bool = True  # take only actions that the mask of the environment allows [X04]
-    discretize_actions: int = 11  # choices for each number of a Box action
+    discretize_actions: int = 5  # choices for each number of a Box action
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
