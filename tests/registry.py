@@ -460,7 +460,7 @@ MICRORTS = Script(
     new=True,
     discrete=True,
     parent="ppo_multidiscrete",
-    tiny=MULTI.tiny,
+    tiny=MULTI.tiny | {"compile": False},
     wrong_env={name: words for name, words in MULTI.wrong_env.items() if name[:7] != "ImagesD"}
     | {  # an image of 8 x 8 is a grid
         "Microrts-v1": ["Microrts-v1", "MicrortsMining-v1"],
@@ -475,7 +475,7 @@ MICRORTS = Script(
         "Agent.act": "the first component decides about the others",
         "Agent.get_value": "trunks and heads apart",
         "Agent.evaluate_actions": "trunks and heads apart",
-        "train: set-up": "idle steps",
+        "train: set-up": "idle steps, compilation",
         "train: rollout": "rows of masks, idle steps",
         "train: advantages": "observations of any shape",
         "train: log and checkpoint": "idle steps",
@@ -484,12 +484,13 @@ MICRORTS = Script(
         "MaskedEnv.plain_mask": "rows of masks",
         "PlainEnv.__init__": "bounds, by which grids are scaled",
         "make_env": "MicroRTS, grids",
+        "make_envs": "MicroRTS",
         "provenance": "versions of gym-microrts and Java",
         "evaluate": "act returns masks, too",
     },
     zero=ZERO | {"frame_skip"},
     bad_flags=MULTI.bad_flags,
-    free=MULTI.free,
+    free=MULTI.free | {"compile"},
     annealing=MULTI.annealing,
     tags=TAGS | {"charts/idle"},
 )

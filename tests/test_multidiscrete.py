@@ -349,6 +349,7 @@ def small(ppo, env_id: str, **changes):
     """Args of a small run."""
     sizes = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
     sizes |= {"total_timesteps": 64, "eval_episodes": 0}
+    sizes |= {"compile": False} if ppo is ppo_microrts else {}
     return ppo.Args(env_id=env_id, **sizes | changes)
 
 
@@ -638,17 +639,17 @@ def test_time_limits_bootstrap_from_the_last_observation(ppo, bootstrap, watch, 
 
 def test_steps_at_which_nothing_is_allowed_are_counted(monkeypatch):
     """A player of MicroRTS is idle while its units are busy."""
-    idle, observe = [], ppo_microrts.MicroRTS.observe
+    idle, mask_infos = [], ppo_microrts.MicroRTS.mask_infos
 
-    def recorded(env, raw) -> tuple:
-        obs, info = observe(env, raw)
-        idle.append(not info["action_mask"][:, 0].any())
-        return obs, info
+    def recorded(envs) -> dict:
+        infos = mask_infos(envs)
+        idle.append(~infos["action_mask"][:, :, 0].any(1))
+        return infos
 
-    monkeypatch.setattr(ppo_microrts.MicroRTS, "observe", recorded)
+    monkeypatch.setattr(ppo_microrts.MicroRTS, "mask_infos", recorded)
     sizes = {"num_steps": 20, "total_timesteps": 120}
     run_dir = run(ppo_microrts, "MicrortsMining-v1", frame_skip=0, **sizes)
-    expected = np.array(idle[1:121]).reshape(3, 40).mean(1)  # the first reset is a trial
+    expected = np.array(idle[1:61]).reshape(3, 40).mean(1)  # the first reset is a trial
     assert 0 < expected.sum() < 3 and len(set(expected)) > 1
     logged = scalars_of(run_dir)["charts/idle"]
     assert logged == [(40 * (k + 1), pytest.approx(share)) for k, share in enumerate(expected)]
@@ -667,9 +668,9 @@ def random_action(rng, mask: np.ndarray) -> np.ndarray:
     return action
 
 
-def microrts(task: str = "Mining", frame_skip: int = 9) -> ppo_microrts.MicroRTS:
+def microrts(task: str = "Mining", frame_skip: int = 9) -> ppo_microrts.OneGame:
     (env_id,) = (name for name in ppo_microrts.MicroRTS.tasks if task in name)
-    return ppo_microrts.MicroRTS(ppo_microrts.Args(env_id=env_id, frame_skip=frame_skip))
+    return ppo_microrts.OneGame(ppo_microrts.Args(env_id=env_id, frame_skip=frame_skip))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -693,20 +694,19 @@ def test_observations_masks_and_rewards_are_those_of_gym_microrts(monkeypatch):
         reward_weight=np.array([0.0, 1.0, 0.0, 1.0, 0.0, 7.0]),
     )
     assert (ours.action_space.nvec == theirs.action_space.nvec).all()
-    ours.max_steps, rng, total, kinds = 300, np.random.default_rng(0), 0, set()
+    ours.envs.max_steps, rng, total, kinds = 300, np.random.default_rng(0), 0, set()
     obs, info = ours.reset(seed=1)
     assert (obs == theirs.reset()[0]).all() and obs.shape == theirs.observation_space.shape
     for step in range(1, 1001):
         mask = info["action_mask"]
         assert (mask == np.array(theirs.vec_client.getMasks(0)).reshape(100, 79)).all()
         action = random_action(rng, mask)
-        obs, reward, terminated, truncated, info = ours.step(action)
+        last_obs, reward, terminated, truncated, info = ours.step(action)
         their_obs, their_reward, done, _ = theirs.step([[action.tolist()]])
         assert reward == their_reward[0] and (terminated or truncated) == done[0]
         assert done[0] == (step % 300 == 0)
-        if done[0]:
-            obs, info = ours.reset()
-        assert (obs == their_obs[0]).all()
+        obs = ours.envs.observe()[0]
+        assert (obs == their_obs[0]).all() and (last_obs != obs).any() == done[0]
         total += reward
         kinds |= set(np.flatnonzero(obs.any((0, 1))).tolist())
     assert total > 2 and len(kinds) > 18  # most planes were seen
@@ -762,7 +762,8 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
     """Random valid actions and some invalid ones up to the time limit."""
     env, truth = microrts(task), Published(task)
     if task == "RandomEnemy":
-        env.java_field("ai.RandomBiasedSingleUnitAI", "r").set(truth.opponent, env.generator)
+        field = env.envs.java_field("ai.RandomBiasedSingleUnitAI", "r")
+        field.set(truth.opponent, env.envs.generator)
     fresh, info = env.reset(seed=5)
     rng, draws, total = np.random.default_rng(0), seeding.np_random(5)[0], 0.0
     for step in range(1, limit + 1):
@@ -770,7 +771,7 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
         if step % 5 == 0:
             action = rng.integers(0, env.action_space.nvec)
         obs, reward, terminated, truncated, info = env.step(action)
-        env.generator.setSeed(int(draws.integers(2**31)))
+        env.envs.generator.setSeed(int(draws.integers(2**31)))
         raw, expected, over = truth.step(action.tolist())
         assert reward == pytest.approx(expected, abs=1e-9) and not over and not terminated
         sizes = zip(raw, [5, 5, 3, 8, 6])
@@ -784,18 +785,13 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
 
 
 def game_as_json(env) -> dict:
-    writer = env.jpype.JClass("java.io.StringWriter")()
-    env.game.toJSON(writer)
+    writer = env.envs.jpype.JClass("java.io.StringWriter")()
+    env.envs.games[0].toJSON(writer)
     return json.loads(str(writer))
 
 
-def place(env, game: dict) -> None:
-    """Let the environment go on with this game."""
-    units = env.java_field("tests.JNIGridnetClient", "utt").get(env.client)
-    env.game = env.jpype.JClass("rts.GameState").fromJSON(json.dumps(game), units)
-    env.game_field.set(env.client, env.game)
-    world = env.java_field("tests.JNIGridnetClient", "pgs")
-    world.set(env.client, env.game.getPhysicalGameState())
+def from_json(env, game: dict):
+    return env.envs.jpype.JClass("rts.GameState").fromJSON(json.dumps(game), env.envs.units)
 
 
 ATTACK = [11, 5, 0, 0, 0, 0, 0, 3 * 7 + 4]  # the worker at (1, 1), one to the right, of 7x7
@@ -818,13 +814,15 @@ def test_a_victory_ends_the_game_and_pays_as_published(task, limit):
     limit too.
     """
     env, truth = microrts(task), Published(task)
-    env.max_steps = limit
+    env.envs.max_steps = limit
     start, _ = env.reset(seed=0)
     for _ in range(3):
         env.step(np.zeros(8, int))
     won = nearly_won(env)
-    truth.game = env.jpype.JClass("rts.GameState").fromJSON(json.dumps(won), truth.units)
-    place(env, won)
+    truth.game, truth.units = from_json(env, won), env.envs.units
+    truth.player = env.envs.jpype.JClass("ai.jni.JNIAI")(100, 0, truth.units)
+    env.envs.place(0, from_json(env, won))
+    env.envs.steps[0] = 3
     obs, reward, terminated, truncated, _ = env.step(np.array(ATTACK))
     raw, expected, over = truth.step(ATTACK)
     assert over and terminated and not truncated
@@ -832,7 +830,7 @@ def test_a_victory_ends_the_game_and_pays_as_published(task, limit):
     assert task == "Mining" or expected == pytest.approx(6 * 5 + 1, abs=0.5)
     assert not obs[:, :, 12].any()  # nothing of the opponent's is left
     again, _ = env.reset(seed=0)
-    assert (again == start).all() and env.steps == 0
+    assert (again == start).all() and env.envs.steps == 0
 
 
 def test_a_lost_game_pays_minus_one_for_each_tick():
@@ -850,7 +848,7 @@ def test_a_lost_game_pays_minus_one_for_each_tick():
     ]
     attack = {"ID": 51, "time": game["time"], "action": {"type": 5, "x": 4, "y": 5}}
     game["actions"] = [attack]
-    place(env, game)
+    env.envs.place(0, from_json(env, game))
     _, reward, terminated, truncated, _ = env.step(np.zeros(8, int))
     assert terminated and not truncated and reward == pytest.approx(-6 * 5 - 0.2)
 
@@ -860,23 +858,18 @@ def test_a_lost_game_pays_minus_one_for_each_tick():
     [("Mining", 9, 200), ("Mining", 0, 2000), ("Attack", 9, 400), ("Random", 4, 1200)],
 )
 def test_time_limit_of_a_game_is_measured_in_ticks(task, frame_skip, steps):
-    assert microrts(task, frame_skip).max_steps == steps
+    assert microrts(task, frame_skip).envs.max_steps == steps
 
 
-def test_the_random_opponent_follows_the_seed_of_its_own_game():
-    def play(seed: int, others: int = 0) -> np.ndarray:
-        env, *rest = envs = [microrts("RandomEnemy") for _ in range(1 + others)]
-        for n, each in enumerate(envs):
-            each.reset(seed=seed + n)
-        steps = []
-        for _ in range(60):
-            steps.append(env.step(np.zeros(8, int))[0])
-            for each in rest:
-                each.step(np.zeros(8, int))
-        return np.stack(steps)
+def test_the_random_opponent_follows_the_seed():
+    def play(seed: int) -> np.ndarray:
+        task = "MicrortsRandomEnemyShapedReward3-v1"
+        games = ppo_microrts.MicroRTS(ppo_microrts.Args(env_id=task, num_envs=2))
+        games.reset(seed=seed)
+        return np.stack([games.step(np.zeros((2, 8), int))[0] for _ in range(60)])
 
-    one, again, other = play(3), play(3, others=2), play(4)
-    assert (one == again).all() and (one != other).any()
+    one, again, other = play(3), play(3), play(4)
+    assert (one == again).all() and (one != other).any() and (one[-1, 0] != one[-1, 1]).any()
 
 
 @pytest.mark.parametrize("task", ["Mining", "RandomEnemyShapedReward3"])
