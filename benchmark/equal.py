@@ -86,7 +86,7 @@ for arch in ("dual", "detach", "shared"):
 
 for original, masked in (("ppo_multidiscrete.py", False), ("ppo_multidiscrete_mask.py", True)):
     CASES[f"blog_{Path(original).stem}"] = Case(
-        "ppo_multidiscrete", original, GRID, 4, 4, 64, 4, ours={"action_mask": masked}
+        "ppo_microrts", original, GRID, 4, 4, 64, 4, ours={"action_mask": masked}
     )
 
 

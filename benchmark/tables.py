@@ -193,7 +193,12 @@ def front_section(name: str) -> str:
     front, rows = pd.read_csv(results.HERE / "front.csv", dtype=str, keep_default_na=False), []
     for _, row in front.query("table == @name").iterrows():
         runs = results.read_runs(row["folder"]).query("env == @row.env and exp == @row.experiment")
-        first, script = runs.iloc[0], f"[`{row['script']}`]({row['script']})"
+        script = f"[`{row['script']}`]({row['script']})"
+        if runs.empty:
+            about = f"[more]({row['page']})"
+            rows.append([script, row["words"], row["environments"], "no run yet", about])
+            continue
+        first = runs.iloc[0]
         steps = f"{round(first['total_timesteps'] / 1e6, 1):g}M"
         seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
         mean = number(runs["final_return"].mean())

@@ -33,6 +33,7 @@ import ppo_atari  # noqa: E402
 import ppo_atari_lstm  # noqa: E402
 import ppo_continuous_mujoco as mujoco  # noqa: E402
 import ppo_lstm  # noqa: E402
+import ppo_microrts  # noqa: E402
 import ppo_multidiscrete  # noqa: E402
 import ppo_procgen  # noqa: E402
 import trpo_continuous_mujoco as trpo  # noqa: E402
@@ -156,6 +157,7 @@ SMALL_OF = {
     ppo_atari_lstm: {"env_backend": "gymnasium"},
     ppo_lstm: {"env_id": "MaskedCartPole-v1"},
     ppo_multidiscrete: {"env_id": "CartPole-v1"},
+    ppo_microrts: {"env_id": "CartPole-v1"},
     ppo_procgen: {"env_threads": 0},
     ppg_procgen: {"env_threads": 0, "n_iteration": 2, "e_auxiliary": 2},
 }
@@ -201,11 +203,6 @@ def tiny_atari():
 
 
 @pytest.fixture
-def tiny_multidiscrete():
-    return partial(tiny, ppo_multidiscrete)
-
-
-@pytest.fixture
 def tiny_procgen():
     """`tiny_procgen(script, **changes)`"""
     return tiny
@@ -227,24 +224,11 @@ def run_atari(runner):
 
 
 @pytest.fixture
-def run_multidiscrete(runner):
-    return runner(ppo_multidiscrete)
-
-
-@pytest.fixture
 def run_procgen(runner):
     """`run_procgen(script, **changes)`"""
     if find_spec("procgen") is None:
         pytest.skip("procgen-mirror is not installed")
     return lambda script, **changes: runner(script)(**changes)
-
-
-@pytest.fixture
-def run_box(run_multidiscrete):
-    """ppo_multidiscrete.py with normalizers, on the scripted environments with Box actions."""
-    box = {"env_id": "Terminating-v0", "discretize_actions": 3}
-    box |= {"norm_obs": True, "norm_reward": True, "gamma": 0.99}
-    return partial(run_multidiscrete, **box, num_minibatches=4, shared_network=False)
 
 
 def one_layer(script, monkeypatch) -> None:

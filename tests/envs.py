@@ -9,7 +9,7 @@ import random
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Sequence, Tuple
 
 VECTOR = Box(-np.inf, np.inf, (3,))
 MODULE_RNG = np.random.default_rng(0)
@@ -268,6 +268,10 @@ def register() -> None:
         ("Images", image, vector),
         ("ImagesDiscrete", image, Discrete(2)),
         ("NothingDiscrete", Box(-1, 1, (0,)), Discrete(2)),
+        ("ImageInDict", Dict({"see": Dict({"front": image}), "speed": VECTOR}), Discrete(2)),
+        ("ImageInTuple", Tuple((Discrete(2), Box(0, 255, (8, 8), np.uint8))), Discrete(2)),
+        ("Words", Sequence(Discrete(3)), Discrete(2)),
+        ("Buttons", VECTOR, MultiBinary(3)),
     ]:
         spaces = {"observation_space": observation_space, "action_space": action_space}
         gym.register(f"{name}-v0", Spaces, kwargs=spaces)

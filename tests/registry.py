@@ -185,8 +185,7 @@ PHASIC = {
     "P09": r"if args\.aux_adam",
     "P10": r"if args\.norm_reward_rollout",
 }
-MULTIDISCRETE = {name: CONTINUOUS[name] for name in ("M06", "M07", "M08", "M09")} | {
-    "A09": r"/ self\.scale",
+MULTIDISCRETE = {
     "D01": r"torch\.stack\(logprobs\)\.sum\(0\)",
     "X04": r"where\(masks, -1e8\)",
 }
@@ -214,7 +213,6 @@ def continuous_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> np.nd
 TINY = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
 TINY |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0}
 LONG = {"num_steps": 128, "total_timesteps": 1280, "update_epochs": 1}  # 640 steps of 2 each
-SHORT = {"num_steps": 64, "total_timesteps": 640, "update_epochs": 1}
 ONE_ROBOT = {"num_envs": 1, "num_steps": 256, "total_timesteps": 1280, "update_epochs": 1}
 
 PPO = Script(
@@ -443,40 +441,85 @@ def component_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
     return int((weights["actor.weight"] @ obs + weights["actor.bias"]).argmax())
 
 
-RANDOM_ENEMY = {"env_id": "MicrortsRandomEnemyShapedReward3-v1", "shared_network": False}
 MULTI = Script(
     name="ppo_multidiscrete",
-    tiny={"env_id": "CartPole-v1", "compile": False} | TINY,
-    exact={
-        "CartPole, normalized": {"norm_obs": True, "norm_reward": True},
-        "MicroRTS": {"env_id": "MicrortsMining-v1"} | SHORT,
-        "random opponent": RANDOM_ENEMY | LONG,
-        "discretized": {"env_id": "Pendulum-v1", "discretize_actions": 5} | LONG,
-        "Acrobot": {"env_id": "Acrobot-v1"} | LONG,
-    },
-    inexact={
-        "no time limit": {"env_id": "EndlessCartPole-v0"},
-        "changed": {"env_id": "ChangedCartPole-v0"},
-        "wrapped": {"env_id": "CountingCartPole-v0"},
-        "masks": {"env_id": "Taxi-v4", "norm_obs": True} | LONG,
-        "async": {"env_backend": "async"},
-    },
-    poisoned={"env_id": "PoisonedDiscrete-v0"},
-    own={"env_id": "OwnDiscrete-v0"},
+    new=True,
+    discrete=True,
+    parent="ppo",
+    tiny={"env_id": "CartPole-v1"} | TINY,
     wrong_env={
-        "Pendulum-v1": ["Pendulum-v1", "Box(-2.0, 2.0", "--discretize-actions"],
-        "CartPole-v1 --discretize-actions 3": ["CartPole-v1", "Discrete(2)", "Box"],
-        "CartPole-v1 --frame-skip 3": ["--frame-skip (3)", "CartPole-v1"],
-        "Unbounded-v0 --discretize-actions 3": ["Unbounded-v0", "bounds"],
+        "Unbounded-v0": ["Unbounded-v0", "-inf", "bounds"],
+        "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vectors"],
+        "NothingDiscrete-v0": ["NothingDiscrete-v0", "(0,)", "vectors"],
+        "ImageInDict-v0": ["ImageInDict-v0", "(8, 8, 3)", "vectors"],
+        "ImageInTuple-v0": ["ImageInTuple-v0", "(8, 8)", "vectors"],
+        "Words-v0": ["Words-v0", "Sequence", "vectors"],
+        "Buttons-v0": ["Buttons-v0", "MultiBinary(3)", "MultiDiscrete"],
+    },
+    by_hand=discrete_action,
+    details=CORE | EARLY_STOP | MULTIDISCRETE,
+    different={
+        "Args": "masks, choices of a Box action, workers",
+        "Agent.__init__": "a logit for each choice of each component",
+        "Agent.act": "components, masks",
+        "Agent.evaluate_actions": "components, masks",
+        "train: set-up": "components, masks",
+        "train: rollout": "masks",
+        "train: advantages": "masks",
+        "train: update": "masks",
+        "check_args": "flags of the above",
+        "PlainEnv.__init__": "components",
+        "PlainEnv.reset": "infos hold the mask",
+        "PlainEnv.step": "components; infos hold the mask",
+        "make_env": "components, masks, Dict and Tuple",
+        "try_env": "the first mask is checked",
+        "make_envs": "async",
+        "evaluate": "components, masks",
+    },
+    zero=ZERO,
+    bad_flags={"--env-backend ray": ["--env-backend"]},
+    free=FREE | {"init_from"},
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
+MICRORTS = Script(
+    name="ppo_microrts",
+    new=True,
+    discrete=True,
+    parent="ppo_multidiscrete",
+    tiny=MULTI.tiny | {"compile": False},
+    wrong_env={name: words for name, words in MULTI.wrong_env.items() if name[:7] != "ImagesD"}
+    | {  # an image of 8 x 8 is a grid
         "Microrts-v1": ["Microrts-v1", "MicrortsMining-v1"],
-        "CarRacing-v3 --discretize-actions 3": ["CarRacing-v3", "(96, 96, 3)", "grids"],
+        "CartPole-v1 --frame-skip 3": ["--frame-skip (3)", "CartPole-v1"],
+        "CarRacing-v3": ["CarRacing-v3", "(96, 96, 3)", "grids"],
     },
     by_hand=component_action,
-    details=CORE | MULTIDISCRETE,
-    zero=ZERO | {"frame_skip", "clip_obs", "clip_reward"},
-    bad_flags={"--env-backend ray": ["--env-backend"]},
-    free=FREE | {"compile"},
-    annealing={"anneal_lr", "anneal_clip"},
+    details=MULTI.details | {"A09": r"/ self\.scale"},
+    different={
+        "Args": "MicroRTS",
+        "Agent.__init__": "grids; trunks and heads apart, so that a shared CNN is computed once",
+        "Agent.act": "the first component decides about the others",
+        "Agent.get_value": "trunks and heads apart",
+        "Agent.evaluate_actions": "trunks and heads apart",
+        "train: set-up": "idle steps, compilation",
+        "train: rollout": "rows of masks, idle steps",
+        "train: advantages": "observations of any shape",
+        "train: log and checkpoint": "idle steps",
+        "check_args": "MicroRTS",
+        "MaskedEnv.with_mask": "rows of masks",
+        "MaskedEnv.plain_mask": "rows of masks",
+        "PlainEnv.__init__": "bounds, by which grids are scaled",
+        "make_env": "MicroRTS, grids",
+        "make_envs": "MicroRTS",
+        "provenance": "versions of gym-microrts and Java",
+        "evaluate": "act returns masks, too",
+    },
+    zero=ZERO | {"frame_skip"},
+    bad_flags=MULTI.bad_flags,
+    free=MULTI.free | {"compile"},
+    annealing=MULTI.annealing,
     tags=TAGS | {"charts/idle"},
 )
 
@@ -575,7 +618,8 @@ PPG = Script(
     | {"losses/aux/grad_norm"},
 )
 
-ROWS = (PPO, MUJOCO, TRPO, MULTI, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM, PROCGEN_SCRIPT, PPG)
+ROWS = (PPO, MUJOCO, TRPO, MULTI, MICRORTS, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM)
+ROWS += (PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 NEW = {name: script for name, script in SCRIPTS.items() if script.new}
 OLD = {name: script for name, script in SCRIPTS.items() if not script.new}

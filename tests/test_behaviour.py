@@ -17,7 +17,6 @@ from watch import checkpoint_of, episodes_of, flat, scalars_of
 
 import ppo
 import ppo_continuous_mujoco as mujoco
-import ppo_multidiscrete
 
 STATS = ["policy_loss", "value_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac"]
 REAL = {ppo: {"env_id": "CartPole-v1"}, mujoco: {"env_id": "Hopper-v4"}}
@@ -614,49 +613,3 @@ def test_logged_returns_are_undiscounted_and_unscaled(script, run_script, watch)
             total, length = 0.0, 0
             env.reset()
     assert episodes_of(result["run_dir"]) == expected and len(expected) > 5
-
-
-# -- ppo_multidiscrete.py --
-def test_first_normalized_advantages_of_multidiscrete(run_box, watch):
-    seen = watch(ppo_multidiscrete)
-    run_box(norm_adv=True)
-    assert abs(seen.steps[0].stats["policy_loss"]) < 1e-6  # -mean(A) at ratio 1
-    seen.clear()
-    run_box(norm_adv=False)
-    expected = -seen.steps[0].mb["advantages"].mean().item()
-    assert seen.steps[0].stats["policy_loss"].item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_every_sample_once_an_epoch_of_multidiscrete(run_box, spy):
-    updates = spy(ppo_multidiscrete, "loss_and_grad")
-    run_box(update_epochs=3)
-    epochs = np.array([arguments[2].numpy() for arguments, _ in updates]).reshape(6, 4 * 8)
-    assert all(sorted(epoch) == list(range(32)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs} | {tuple(range(32))}) == 7
-
-
-@pytest.mark.parametrize("env_id, on, off", [("Truncating-v0", 0, 6), ("Terminating-v0", 6, 6)])
-def test_time_limits_of_multidiscrete(env_id, on, off, run_box, watch):
-    """`on`, `off`: steps that cut the bootstrap with and without bootstrap_truncation."""
-    seen = watch(ppo_multidiscrete)
-    flags = {"norm_obs": False, "total_timesteps": 32, "ortho_init": False}
-    for bootstrap, cut in ((True, on), (False, off)):
-        seen.clear()
-        run_box(env_id=env_id, bootstrap_truncation=bootstrap, **flags)
-        [rollout] = seen.rollouts
-        assert np.flatnonzero(rollout.dones[:, 0]).tolist() == [4, 9, 14]
-        assert rollout.terminations.sum() == cut and rollout.dones.sum() == 6
-        following = torch.tensor([[t % 5 + 1.0, t // 5] for t in range(16)])
-        truth = rollout.agent.get_value(following).detach().numpy()
-        np.testing.assert_allclose(rollout.next_values, truth[:, None].repeat(2, 1), atol=1e-6)
-
-
-def test_last_observations_of_multidiscrete_are_normalized_too(run_box, watch, spy):
-    seen, normalized = watch(ppo_multidiscrete), spy(ppo_multidiscrete, "normalize_obs")
-    run_box(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
-    last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
-    [rollout] = seen.rollouts
-    assert len(last) == rollout.dones.sum() == 6 and not rollout.terminations.any()
-    assert len(np.unique(last, axis=0)) > 2
-    values = rollout.agent.get_value(torch.from_numpy(last)).detach().numpy()
-    np.testing.assert_allclose(rollout.next_values[rollout.dones == 1], values, atol=1e-6)

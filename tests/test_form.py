@@ -80,6 +80,7 @@ def each_text_of(*names: str, rows: dict[str, Script] = NEW):
 OWN = {name: row for name, row in NEW.items() if not row.games}
 SEEDED = {name: row for name, row in NEW.items() if not row.games or row.reset_rows}
 ROBOTS = [row for row in NEW.values() if "M01" in row.details]
+WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend")]  # processes
 each_policy = some(
     one_of_each_text({row.name: row for row in ROBOTS}, "numpy_act", "Agent.act").values()
 )
@@ -178,7 +179,7 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
     args = script.module.Args(**script.tiny | {"env_id": script.env(f"Coin_{source}")} | changes)
     first_seed = script.module.env_seed(args)
     script.module.seed_everything(first_seed)
-    seeds = [first_seed] if script in ROBOTS else []  # of the workers
+    seeds = [first_seed] if script in WORKERS else []  # of the workers
     vector = script.module.make_envs(args, Path("nowhere"), *seeds)
     seen = [vector.reset(seed=1)[0][:, 0].copy()]
     space = vector.single_action_space
@@ -192,7 +193,7 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
 @some(row for row in OWN.values() if row.name != "trpo_continuous_mujoco")
 def test_async_workers_draw_different_numbers_and_the_same_again(script, source):
     """From the generators of Python, NumPy and torch; with the script's way of environments."""
-    how = {"num_envs": 4} | ({"env_backend": "async"} if script in ROBOTS else {})
+    how = {"num_envs": 4} | ({"env_backend": "async"} if script in WORKERS else {})
     one, again = draws(script, source, **how), draws(script, source, **how)
     other = draws(script, source, seed=2, **how)
     assert len(np.unique(one)) == one.size == 16
@@ -604,7 +605,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finish
     assert "--eval-episodes" in message_of(script, *flags)
     message = message_of(script, "--evaluate", str(run_dir), "--resume", str(run_dir))
     assert lacks(message, ["--resume", "--evaluate"]) == []
-    if script in ROBOTS:  # a renderer that is forked hangs
+    if script in WORKERS:  # a renderer that is forked hangs
         flags = flags_of(script, env_backend="async", capture_video=True)
         assert lacks(message_of(script, *flags), ["--capture-video", "--env-backend sync"]) == []
 
@@ -908,7 +909,7 @@ def test_infos_of_any_type_and_rewards_of_any_shape_of_one_number(script, name):
         assert scalars_of(run_dir)["eval/episodic_return"] == [(256, 8.0)]
 
 
-@some(ROBOTS[:1])
+@some(one_of_each_text({row.name: row for row in WORKERS}, *PLAIN).values())
 @pytest.mark.parametrize("name", ["Infos", "RewardArray"])
 def test_what_async_workers_return_is_the_same(script, name, folder):
     runs = []
@@ -1212,7 +1213,7 @@ def test_kill_9_resume_kill_9_resume(script, tmp_path):
 @each_text_of("main", "make_envs")
 def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
-    backend = {"env_backend": "async"} if script in ROBOTS else {}
+    backend = {"env_backend": "async"} if script in WORKERS else {}
     backend |= {"env_backend": "envpool"} if script.reset_rows else {}  # with its threads
     flags = flags_of(script, total_timesteps=10_000_000, **backend)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -13,6 +13,8 @@ from watch import checkpoint_of, episodes_of
 import ppo
 import ppo_continuous_mujoco as mujoco
 import ppo_lstm
+import ppo_microrts
+import ppo_multidiscrete
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 from results import read_recipes  # noqa: E402
@@ -88,20 +90,19 @@ def test_lstm_remembers_hidden_velocities(lstm, folder):
 
 
 @pytest.mark.learning
-def test_multidiscrete_learns_cartpole(run_multidiscrete):
+def test_multidiscrete_learns_cartpole(runner):
     """Measured: 218, 230, 270 with seeds 1 to 3; the first 100 episodes have a mean of 25."""
-    flags = {"num_envs": 8, "shared_network": False, "clip_coef": 0.2}
-    result = run_multidiscrete(total_timesteps=40_960, **flags | SMALL)
+    result = runner(ppo_multidiscrete)(num_envs=8, total_timesteps=40_960, **SMALL)
     episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:100]) < 50 and last_return(episodes) > 150
 
 
 @pytest.mark.learning
-def test_multidiscrete_learns_to_mine(run_multidiscrete):
+def test_microrts_learns_to_mine(runner):
     """Measured over 96 games: 12.1 and 12.3 with seeds 1 and 2; random valid actions get 4."""
     flags = {"env_id": "MicrortsMining-v1", "num_envs": 8, "total_timesteps": 20_480}
     flags |= {"num_steps": 128, "num_minibatches": 4, "update_epochs": 4}
-    assert last_return(episodes_of(run_multidiscrete(**flags)["run_dir"])) > 9
+    assert last_return(episodes_of(runner(ppo_microrts)(**flags)["run_dir"])) > 9
 
 
 @pytest.mark.learning

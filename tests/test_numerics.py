@@ -21,7 +21,6 @@ from torch.distributions import (
 
 import ppo
 import ppo_continuous_mujoco as mujoco
-import ppo_multidiscrete
 
 
 # -- generalized advantage estimation --
@@ -595,27 +594,3 @@ def test_mujoco_env_actions():
     np.testing.assert_array_equal(
         bounded(scale_actions=True).env_action(actions), scaled.clip(low, high)
     )
-
-
-# -- ppo_multidiscrete.py --
-@pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_reward_scaling_of_multidiscrete(env_id, run_box, spy):
-    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
-    gae_calls = spy(ppo_multidiscrete, "gae")
-    run_box(env_id=env_id)
-    fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
-    check_scaling(fed, np.concatenate([rewards for (rewards, *_), _ in gae_calls]))
-
-
-def test_gamma_of_the_reward_scaling_of_multidiscrete(run_box, spy):
-    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
-    run_box(gamma=0.5, num_steps=8, total_timesteps=16)
-    fed = [x[0] for (rms, x), _ in updates if rms.mean.shape == ()]
-    assert fed == [1, 1.5, 1.75, 1.875, 1.9375, 1, 1.5, 1.75]
-
-
-def test_observations_that_count_in_multidiscrete(run_box, spy):
-    updates = spy(ppo_multidiscrete.RunningMeanStd, "update")
-    run_box()
-    fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]
-    assert fed == [[t % 5, t % 5] for t in range(33)]

