@@ -166,7 +166,8 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(512, A), 0.01, args)
         self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
         if not self.is_discrete:
-            self.actor_logstd = nn.Parameter(torch.zeros(A) + args.init_log_std)  # [M02]
+            # [M02] one for all observations
+            self.actor_logstd = nn.Parameter(torch.zeros(A) + args.init_log_std)
         self.scale = image_scale(obs_space)
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
@@ -624,7 +625,7 @@ def try_rendering(env: gym.Env, why: str) -> None:
         image = np.array(env.render())
     except Exception as error:  # every renderer fails in its own way
         raise Refused(f"error: {why} cannot render: {error!r}") from error
-    require(image.ndim == 3, f"{why} cannot render: it gave the shape {image.shape}")
+    require(image.ndim in (2, 3), f"{why} cannot render: it gave the shape {image.shape}")
 
 
 def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:

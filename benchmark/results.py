@@ -17,8 +17,8 @@ import pandas as pd
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
-SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_atari", "ppo_lstm"]
-SCRIPTS += ["ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # in the order of the README
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_pixels", "ppo_atari"]
+SCRIPTS += ["ppo_lstm", "ppo_multidiscrete", "ppo_procgen", "ppg_procgen"]  # as in the README
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
 NUMBERS = {"seed": int, "total_timesteps": int, "steps": int, "seconds": float}
 NUMBERS |= {"final_return": float, "return_of_iterations": float}

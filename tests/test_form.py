@@ -79,7 +79,9 @@ def each_text_of(*names: str, rows: dict[str, Script] = NEW):
 # Those of which an environment may be one's own, and those whose resumed runs begin new episodes
 OWN = {name: row for name, row in NEW.items() if not row.games}
 SEEDED = {name: row for name, row in NEW.items() if not row.games or row.reset_rows}
-ROBOTS = [row for row in NEW.values() if "M01" in row.details]
+VECTORS = {name: row for name, row in OWN.items() if not row.images}
+ROBOTS = [row for row in NEW.values() if "M06" in row.details]
+ASYNC = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend")]
 each_policy = some(
     one_of_each_text({row.name: row for row in ROBOTS}, "numpy_act", "Agent.act").values()
 )
@@ -178,12 +180,12 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
     args = script.module.Args(**script.tiny | {"env_id": script.env(f"Coin_{source}")} | changes)
     first_seed = script.module.env_seed(args)
     script.module.seed_everything(first_seed)
-    seeds = [first_seed] if script in ROBOTS else []  # of the workers
+    seeds = [first_seed] if script in ASYNC else []  # of the workers
     vector = script.module.make_envs(args, Path("nowhere"), *seeds)
-    seen = [vector.reset(seed=1)[0][:, 0].copy()]
+    seen = [vector.reset(seed=1)[0].reshape(4, -1)[:, 0].copy()]
     space = vector.single_action_space
     actions = np.zeros((args.num_envs, *space.shape), space.dtype)
-    seen += [vector.step(actions)[0][:, 0].copy() for _ in range(3)]
+    seen += [vector.step(actions)[0].reshape(4, -1)[:, 0].copy() for _ in range(3)]
     vector.close()
     return np.array(seen)
 
@@ -192,7 +194,7 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
 @some(row for row in OWN.values() if row.name != "trpo_continuous_mujoco")
 def test_async_workers_draw_different_numbers_and_the_same_again(script, source):
     """From the generators of Python, NumPy and torch; with the script's way of environments."""
-    how = {"num_envs": 4} | ({"env_backend": "async"} if script in ROBOTS else {})
+    how = {"num_envs": 4} | ({"env_backend": "async"} if script in ASYNC else {})
     one, again = draws(script, source, **how), draws(script, source, **how)
     other = draws(script, source, seed=2, **how)
     assert len(np.unique(one)) == one.size == 16
@@ -216,7 +218,7 @@ def test_first_ratio_is_one(script):
 def switches_of(script: Script) -> list:
     """Every field of Args that is no number and every optional one, once."""
     elsewhere = "exp_name cuda track wandb_project_name wandb_entity capture_video env_id"
-    elsewhere += " init_from resume evaluate compile"
+    elsewhere += " init_from resume evaluate compile render_as_observation"
     found = [("eval_episodes", 1), ("checkpoint_seconds", 60), ("seed", 5)]
     for each in fields(script.module.Args):
         value = getattr(script.module.Args(), each.name)
@@ -603,7 +605,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finish
     assert "--eval-episodes" in message_of(script, *flags)
     message = message_of(script, "--evaluate", str(run_dir), "--resume", str(run_dir))
     assert lacks(message, ["--resume", "--evaluate"]) == []
-    if script in ROBOTS:  # a renderer that is forked hangs
+    if script in ASYNC:  # a renderer that is forked hangs
         flags = flags_of(script, env_backend="async", capture_video=True)
         assert lacks(message_of(script, *flags), ["--capture-video", "--env-backend sync"]) == []
 
@@ -922,7 +924,7 @@ def test_a_reward_of_two_numbers_is_refused_with_its_shape():
     assert lacks(message, ["(2,)", "shape"]) == []
 
 
-@each_text_of(*PLAIN, "train: rollout", "evaluate", rows=OWN)
+@each_text_of(*PLAIN, "train: rollout", "evaluate", rows=VECTORS)
 @pytest.mark.parametrize("kind", envs.Odd.KINDS)
 def test_observations_of_odd_shape_and_dtype(script, kind, monkeypatch):
     """The networks see the same in training and in evaluation, or one line says why not."""
@@ -980,7 +982,7 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
     assert contents(Path()) == before
 
 
-@some(OWN.values())
+@some(VECTORS.values())
 def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
     """Greedy episodes by hand: the network in NumPy, observations normalized as stored."""
     run_dir = finished(script)
@@ -1011,7 +1013,7 @@ def frames_of(script: Script, env, steps: int, monkeypatch) -> list[list[int]]:
     monkeypatch.setattr(script.module.Video, "stop_recording", watched)
     env.reset(seed=1)
     for _ in range(steps):
-        action = 0 if script.discrete else np.zeros(2, np.float32)
+        action = 0 if script.discrete or script.images else np.zeros(2, np.float32)
         *_, terminated, _, _ = env.step(action)
         if terminated:
             env.reset()
@@ -1209,7 +1211,7 @@ def test_kill_9_resume_kill_9_resume(script, tmp_path):
 @each_text_of("main", "make_envs")
 def test_ctrl_c_is_one_line(script, tmp_path):
     """A terminal sends SIGINT to the whole process group, workers included."""
-    backend = {"env_backend": "async"} if script in ROBOTS else {}
+    backend = {"env_backend": "async"} if script in ASYNC else {}
     backend |= {"env_backend": "envpool"} if script.reset_rows else {}  # with its threads
     flags = flags_of(script, total_timesteps=10_000_000, **backend)
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
