@@ -112,11 +112,9 @@ class Args:
 # -- environment --
 def wrap_images(env: gym.Env, args: Args) -> gym.Env:
     """An environment in Gymnasium's wrappers: it observes K images (K, H, W, C), oldest first."""
-    if args.frame_skip > 1:
-        env = gym.wrappers.RepeatAction(env, args.frame_skip)
+    env = PlainEnv(env, args.frame_skip)  # images (H, W, C) of bytes or of float32
     if not is_image(env.observation_space):
         env = gym.wrappers.AddRenderObservation(env)
-    env = PlainEnv(env)  # images (H, W, C) of bytes or of float32
     shape = env.observation_space.shape
     is_picture = env.observation_space == gym.spaces.Box(0, 255, shape, np.uint8)
     size = tuple(min(length, args.image_size or length) for length in shape[:2])
@@ -441,8 +439,6 @@ def check_args(args: Args) -> None:
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
-    found = args.frame_skip == 1 or hasattr(gym.wrappers, "RepeatAction")
-    require(found, "--frame-skip needs gymnasium 1.3 or newer")
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
@@ -514,16 +510,18 @@ def image_scale(space: gym.spaces.Box) -> float:
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
-    def __init__(self, env: gym.Env):
+    def __init__(self, env: gym.Env, frame_skip: int):
         super().__init__(env)
         space, actions = env.observation_space, env.action_space
-        self.shape = (*space.shape, 1)[:3]
-        self.channels = int(np.argmin(self.shape))  # the axis of the channels
-        shape = np.moveaxis(np.empty(self.shape, bool), self.channels, -1).shape
-        low, high = float(space.low.min()), float(space.high.max())
-        is_bytes = space.dtype.kind in "bui" and low >= 0 and high <= 255
-        self.dtype = np.uint8 if is_bytes else np.float32
-        self.observation_space = gym.spaces.Box(low, high, shape, self.dtype)
+        self.frame_skip, self.is_image = frame_skip, is_image(space)
+        if self.is_image:
+            self.shape = (*space.shape, 1)[:3]
+            self.channels = int(np.argmin(self.shape))  # the axis of the channels
+            shape = np.moveaxis(np.empty(self.shape, bool), self.channels, -1).shape
+            low, high = float(space.low.min()), float(space.high.max())
+            is_bytes = space.dtype.kind in "bui" and low >= 0 and high <= 255
+            self.dtype = np.uint8 if is_bytes else np.float32
+            self.observation_space = gym.spaces.Box(low, high, shape, self.dtype)
         self.first_action = 0
         if isinstance(actions, gym.spaces.Discrete):
             self.action_space = gym.spaces.Discrete(int(actions.n))  # counted from 0
@@ -537,12 +535,18 @@ class PlainEnv(gym.Wrapper):
         return self.image(obs), {}
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
-        reward = self.plain(reward, (), np.float64).item()
-        return self.image(obs), reward, bool(terminated), bool(truncated), {}
+        total_reward = 0.0
+        for _ in range(self.frame_skip):
+            obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
+            total_reward += self.plain(reward, (), np.float64).item()
+            if terminated or truncated:
+                break
+        return self.image(obs), total_reward, bool(terminated), bool(truncated), {}
 
     def image(self, obs) -> np.ndarray:
-        """The image with its channels last."""
+        """The image with its channels last; what is none does not matter, see wrap_images."""
+        if not self.is_image:
+            return obs
         return np.moveaxis(self.plain(obs, self.shape, self.dtype), self.channels, -1)
 
     def plain(self, x, shape: tuple, dtype: type) -> np.ndarray:
@@ -625,7 +629,8 @@ def try_rendering(env: gym.Env, why: str) -> None:
         image = np.array(env.render())
     except Exception as error:  # every renderer fails in its own way
         raise Refused(f"error: {why} cannot render: {error!r}") from error
-    require(image.ndim in (2, 3), f"{why} cannot render: it gave the shape {image.shape}")
+    is_picture = image.ndim == 3 and image.dtype == np.uint8
+    require(is_picture, f"{why} cannot render: it gave {image.dtype} of the shape {image.shape}")
 
 
 def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import Scripted
 from gymnasium.spaces import Box, Discrete
 from harness import train
 from registry import ROOT, SCRIPTS
@@ -145,9 +146,13 @@ def test_a_buffer_that_is_drawn_again_does_not_change_older_images():
 
 
 def test_an_action_is_repeated_and_its_rewards_add_up():
-    """Eight steps by threes; an episode ends with the environment's."""
+    """Eight steps by threes, in an environment that may spoil the actions that it gets."""
     run_dir = train(PIXELS, env_id="RewardArrayImage-v0", frame_skip=3, total_timesteps=64)
     assert {(value, length) for _, value, length in episodes_of(run_dir)} == {(8.0, 3)}
+    env = ppo_pixels.PlainEnv(Scripted("termination"), 3)  # it doubles the actions that it gets
+    env.reset()
+    env.step(np.float32([0.5, -0.25]))
+    np.testing.assert_array_equal(Scripted.actions, [[0.5, -0.25]] * 3)
 
 
 # -- ends of episodes --
