@@ -102,6 +102,19 @@ class Picture(Toy):
         return self.gives((highest * fraction).astype(space.dtype))
 
 
+class WithSpeed(gym.ObservationWrapper):
+    """The same observation as part of a Dict."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.observation_space = gym.spaces.Dict(
+            image=env.observation_space, speed=Box(-1, 1, (2,))
+        )
+
+    def observation(self, obs):
+        return {"image": obs, "speed": np.zeros(2, np.float32)}
+
+
 class Colour(gym.Env):
     """Twenty images; the colour of a square, anywhere before noise, says which action pays."""
 
@@ -339,6 +352,7 @@ def register() -> None:
     add("FractionsAsBytes", Picture, space=bytes_, gives=lambda image: image / 255)
     add("AnotherShape", Picture, space=bytes_, gives=lambda image: image[:7])
     add("Colour", Colour, discrete=False)
+    gym.register("Dict-v0", lambda **given: WithSpeed(Colour(**given)))
     for source in Coin.DRAWS:
         add(f"Coin_{source}", Coin, source=source)
     image, vector = Box(0, 255, (8, 8, 3), np.uint8), Box(-1, 1, (2,))
@@ -350,7 +364,6 @@ def register() -> None:
         ("Images", image, vector),
         ("ImagesDiscrete", image, Discrete(2)),
         ("NothingDiscrete", Box(-1, 1, (0,)), Discrete(2)),
-        ("Dict", gym.spaces.Dict(image=image, speed=vector), vector),
         ("Cube", Box(0, 255, (8, 8, 8), np.uint8), vector),
     ]:
         spaces = {"observation_space": observation_space, "action_space": action_space}

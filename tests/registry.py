@@ -396,8 +396,6 @@ PIXELS = Script(
             "no image",
             "--render-as",
         ],
-        "BlindDiscrete-v0": ["BlindDiscrete-v0", "(3,)", "no image", "cannot render"],
-        "BlindTooDiscrete-v0": ["BlindTooDiscrete-v0", "(3,)", "no image", "cannot render"],
         "Dict-v0": ["Dict-v0", "Dict(", "TransformObservation"],
         "Cube-v0": ["Cube-v0", "(8, 8, 8)", "channels"],
         "Integers-v0": ["Integers-v0", "int64", "reals"],

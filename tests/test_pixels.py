@@ -1,6 +1,7 @@
 """ppo_pixels.py: what its network sees of images of any kind, and its two kinds of actions."""
 
 import os
+import re
 import subprocess
 import sys
 from math import log, pi
@@ -106,6 +107,15 @@ def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
         made("AnotherShapeDiscrete-v0").reset()
 
 
+def test_the_image_of_a_dict_as_the_page_picks_it():
+    """Any other image in a Dict is refused, not flattened: tests/registry.py."""
+    [code] = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "pixels.md").read_text())
+    exec(code, {"gym": gym, "MyEnv": lambda **kwargs: envs.WithSpeed(envs.Colour(**kwargs))})
+    obs, _ = made("MyEnv-v0", frame_stack=1).reset(seed=1)
+    np.testing.assert_array_equal(obs[0], envs.Colour().reset(seed=1)[0])
+    del gym.registry["MyEnv-v0"]
+
+
 # -- wrappers --
 def test_images_are_made_smaller_and_gray_where_asked():
     """But neither enlarged, nor what is no picture: codes of a grid, floats."""
@@ -133,6 +143,11 @@ def test_what_is_rendered_takes_the_place_of_what_is_no_image():
     assert brightness == [[0, 0, 0], [0, 0, 20], [0, 20, 40], [20, 40, 60], [40, 60, 80]]
     with pytest.raises(ppo_pixels.Refused, match="--render-as-observation"):
         made("SteadyDiscrete-v0", render_as_observation=False)
+    for name in ("BlindDiscrete-v0", "BlindTooDiscrete-v0"):
+        with pytest.raises(
+            ppo_pixels.Refused, match=rf"{name} observes .*no image.* cannot render"
+        ):
+            made(name)
     image = made("Picture0Discrete-v0", frame_stack=1)
     assert image.observation_space.shape == (1, 13, 17, 1)  # images stay what they are
 
