@@ -182,10 +182,10 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
     script.module.seed_everything(first_seed)
     seeds = [first_seed] if script in ASYNC else []  # of the workers
     vector = script.module.make_envs(args, Path("nowhere"), *seeds)
-    seen = [vector.reset(seed=1)[0].reshape(4, -1)[:, 0].copy()]
+    seen = [vector.reset(seed=1)[0].reshape(4, -1)[:, -1].copy()]
     space = vector.single_action_space
     actions = np.zeros((args.num_envs, *space.shape), space.dtype)
-    seen += [vector.step(actions)[0].reshape(4, -1)[:, 0].copy() for _ in range(3)]
+    seen += [vector.step(actions)[0].reshape(4, -1)[:, -1].copy() for _ in range(3)]
     vector.close()
     return np.array(seen)
 
