@@ -8,7 +8,7 @@
 
 Run:    uv run ppo_pixels.py --env-id CartPole-v1
 Watch:  uvx tensorboard --logdir runs
-Expect: EXPECT
+Expect: a return that begins to rise from 22 after 30,000 of its 200,000 steps
 Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [A07] number the details
         of "The 37 Implementation Details of PPO"; [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
@@ -60,20 +60,20 @@ class Args:
 
     # -- algorithm --
     env_id: str = "CartPole-v1"  # id of the environment, or module:id
-    total_timesteps: int = 500_000  # environment steps in all, rounded down to whole batches
-    learning_rate: float = 2.5e-4  # learning rate of Adam
-    num_envs: int = 4  # environments stepped together [C01]
+    total_timesteps: int = 200_000  # environment steps in all, rounded down to whole batches
+    learning_rate: float = 1e-3  # learning rate of Adam
+    num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 128  # steps of each environment in a rollout
     anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
-    gamma: float = 0.99  # discount factor
+    gamma: float = 0.98  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
     num_minibatches: int = 4  # minibatches per epoch [C06]
     update_epochs: int = 4  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch [C07]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
-    clip_vloss: bool = True  # clip the value loss [C09]
+    clip_vloss: bool = False  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
-    vf_coef: float = 0.5  # coefficient of the value loss [C10]
+    vf_coef: float = 0.005  # coefficient of the value loss; 0.5 if returns are near 1 [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
@@ -82,7 +82,7 @@ class Args:
     shared_network: bool = True  # one network for policy and value instead of two [A08]
     render_as_observation: bool = True  # see what is rendered where observations are no images
     frame_skip: int = 1  # steps of the environment for which an action is repeated
-    image_size: int = 84  # height and width to which larger images are reduced; 0: none [A05]
+    image_size: int = 64  # height and width to which larger images are reduced; 0: none [A05]
     grayscale: bool = False  # turn images of three channels gray [A05]
     frame_stack: int = 4  # last images that an observation holds [A07]
     init_log_std: float = 0.0  # initial log standard deviation of a policy of Box actions [M02]
