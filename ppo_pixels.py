@@ -73,7 +73,7 @@ class Args:
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = False  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
-    vf_coef: float = 0.005  # coefficient of the value loss; 0.5 if returns are near 1 [C10]
+    vf_coef: float = 0.005  # coefficient of the value loss, small: returns are large [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
@@ -142,20 +142,18 @@ class Agent(nn.Module):
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.Space, args: Args):
         super().__init__()
         K, H, W, C = obs_space.shape
-        is_large = min(H, W) >= 36  # smaller images have no room for the Nature CNN's kernels
-        kernels = (8, 4, 3) if is_large else (3, 3, 3)
-        strides = (4, 2, 1) if is_large else (2, 2, 1)
-        padding = 0 if is_large else 1
+        sizes = [(8, 4, 0), (4, 2, 0), (3, 1, 0)]  # kernel, stride and padding of each layer
+        if min(H, W) < 36:  # no room for the kernels of the Nature CNN
+            sizes = [(3, 2, 1), (3, 2, 1), (3, 1, 1)]
 
         def cnn() -> nn.Sequential:
-            conv1 = nn.Conv2d(K * C, 32, kernels[0], strides[0], padding)
-            conv2 = nn.Conv2d(32, 64, kernels[1], strides[1], padding)
-            conv3 = nn.Conv2d(64, 64, kernels[2], strides[2], padding)
-            convs = [layer_init(conv, 2**0.5, args) for conv in (conv1, conv2, conv3)]
-            layers = [convs[0], nn.ReLU(), convs[1], nn.ReLU(), convs[2], nn.ReLU(), nn.Flatten()]
-            features = nn.Sequential(*layers)(torch.zeros(1, K * C, H, W)).shape[1]
+            layers = []
+            for channels, filters, size in zip((K * C, 32, 64), (32, 64, 64), sizes):
+                conv = nn.Conv2d(channels, filters, *size)
+                layers += [layer_init(conv, 2**0.5, args), nn.ReLU()]
+            features = nn.Sequential(*layers)(torch.zeros(1, K * C, H, W)).numel()
             linear = layer_init(nn.Linear(features, 512), 2**0.5, args)
-            return nn.Sequential(*layers, linear, nn.ReLU())
+            return nn.Sequential(*layers, nn.Flatten(), linear, nn.ReLU())
 
         self.network = cnn()  # [A08] one network, shared by policy and value, or two
         self.value_network = None if args.shared_network else cnn()
