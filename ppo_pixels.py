@@ -640,6 +640,7 @@ def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
 
 def try_env(args: Args, checkpoint: dict | None) -> None:
     """Refuse an environment, or the weights for it, before anything is written."""
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the same for pygame

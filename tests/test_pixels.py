@@ -252,6 +252,19 @@ def test_box_actions_are_clipped_for_the_environment_alone(spy):
         train(PIXELS, **wide, total_timesteps=64, clip_actions=False)
 
 
+# -- processes --
+@pytest.mark.e2e
+def test_a_run_that_renders_can_be_killed():
+    """SDL, which pygame draws with, would take SIGTERM for itself."""
+    code = (
+        "import os, time, ppo_pixels as script; args = script.Args(); script.try_env(args, None); "
+    )
+    code += "script.make_env(args).reset(); os.kill(os.getpid(), 15); time.sleep(10)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == -15, done.stderr
+
+
 # -- memory --
 @pytest.mark.e2e
 def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
