@@ -17,8 +17,9 @@ import pandas as pd
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
-SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_multidiscrete"]
-SCRIPTS += ["ppo_microrts", "ppo_lstm", "ppo_atari", "ppo_atari_lstm", "ppo_procgen", "ppg_procgen"]
+SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_pixels"]
+SCRIPTS += ["ppo_multidiscrete", "ppo_microrts", "ppo_lstm", "ppo_atari", "ppo_atari_lstm"]
+SCRIPTS += ["ppo_procgen", "ppg_procgen"]  # as in the README
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
 NUMBERS = {"seed": int, "total_timesteps": int, "steps": int, "seconds": float}
 NUMBERS |= {"final_return": float, "return_of_iterations": float}

@@ -192,11 +192,11 @@ def front_section(name: str) -> str:
     """A table of front.csv: the scripts with a score of each, or results beside published ones."""
     front, rows = pd.read_csv(results.HERE / "front.csv", dtype=str, keep_default_na=False), []
     for _, row in front.query("table == @name").iterrows():
-        runs = results.read_runs(row["folder"]).query("env == @row.env and exp == @row.experiment")
-        script = f"[`{row['script']}`]({row['script']})"
+        runs = results.read_runs(row["folder"])
+        runs = runs if runs.empty else runs.query("env == @row.env and exp == @row.experiment")
+        script, about = f"[`{row['script']}`]({row['script']})", f"[more]({row['page']})"
         if runs.empty:
-            about = f"[more]({row['page']})"
-            rows.append([script, row["words"], row["environments"], "no run yet", about])
+            rows.append([script, row["words"], row["environments"], "not measured yet", about])
             continue
         first = runs.iloc[0]
         steps = f"{round(first['total_timesteps'] / 1e6, 1):g}M"
@@ -205,7 +205,6 @@ def front_section(name: str) -> str:
         if name == "scripts":
             score = f"{row['env']} {mean} {row['flags']}".rstrip()
             score += f", {steps} steps, {time_cell(runs)}, {seeds}"
-            about = f"[more]({row['page']})"
             rows.append([script, row["words"], row["environments"], score, about])
             continue
         known = results.published(row["folder"], row["env"], first["total_timesteps"])

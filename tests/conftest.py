@@ -120,7 +120,10 @@ SCRIPTED = {
 }
 for name, kwargs in SCRIPTED.items():
     gym.register(f"{name}-v0", Scripted, kwargs=kwargs)
-    gym.register(f"{name}Discrete-v0", Scripted, kwargs=kwargs | {"discrete": True})
+    kwargs = kwargs | {"discrete": True}
+    gym.register(f"{name}Discrete-v0", Scripted, kwargs=kwargs)
+    image = lambda kwargs=kwargs, **given: envs.Image(Scripted(**kwargs, **given))  # noqa: E731
+    gym.register(f"{name}Image-v0", image)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Environments of a few lines, of each kind that people bring along.
 
-`NAME-v0` acts in a Box, `NAMEDiscrete-v0` in Discrete(3) counted from 5. Other processes find them
-as `envs:NAME-v0`.
+`NAME-v0` acts in a Box, `NAMEDiscrete-v0` in Discrete(3) counted from 5, `NAMEImage-v0` is the
+latter seen in images. Other processes find them as `envs:NAME-v0`.
 """
 
 import random
@@ -50,8 +50,96 @@ class Toy(gym.Env):
         return np.full((64, 64, 3), min(20 * self.t, 255), np.uint8)
 
 
+class Image(gym.ObservationWrapper):
+    """The same numbers as an image: each is a column of four pixels."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.observation_space = Box(-np.inf, np.inf, (4, *env.observation_space.shape))
+
+    def observation(self, obs):
+        return np.tile(obs, (4, 1)).astype(np.float32)
+
+
 class Steady(Toy):
     """For runs that resume to the bit: episodes end with the rollouts."""
+
+
+# -- images --
+class Picture(Toy):
+    """Images of any shape, each step another one; the highest number is the highest of its space.
+
+    `gives` makes of it what the environment returns.
+    """
+
+    KINDS = {  # space, height, width and channels as the network gets them
+        "gray": (Box(0, 255, (13, 17), np.uint8), (13, 17, 1)),
+        "gray, channel last": (Box(0, 255, (13, 17, 1), np.uint8), (13, 17, 1)),
+        "gray, channel first": (Box(0, 255, (1, 13, 17), np.uint8), (13, 17, 1)),
+        "colour": (Box(0, 255, (13, 17, 3), np.uint8), (13, 17, 3)),
+        "colour, channels first": (Box(0, 255, (3, 13, 17), np.uint8), (13, 17, 3)),
+        "four channels": (Box(0, 255, (17, 13, 4), np.uint8), (17, 13, 4)),
+        "four channels first": (Box(0, 255, (4, 17, 13), np.uint8), (17, 13, 4)),
+        "large": (Box(0, 255, (40, 36, 3), np.uint8), (40, 36, 3)),
+        "floats": (Box(0, 1, (13, 17, 3), np.float32), (13, 17, 3)),
+        "float64, channels first": (Box(-1, 1, (3, 13, 17), np.float64), (13, 17, 3)),
+        "floats up to 255": (Box(0, 255, (13, 17), np.float32), (13, 17, 1)),
+        "no bounds": (Box(-np.inf, np.inf, (13, 17)), (13, 17, 1)),
+        "codes": (Box(0, 10, (7, 7, 3), np.uint8), (7, 7, 3)),
+        "int64": (Box(0, 255, (13, 17, 3), np.int64), (13, 17, 3)),
+        "bool": (Box(0, 1, (10, 10, 6), np.bool_), (10, 10, 6)),
+    }
+
+    def __init__(self, space: Box, gives=np.asarray, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space, self.gives = space, gives
+
+    def observe(self):
+        space = self.observation_space
+        highest = float(min(space.high.max(), 1e3)) if space.dtype.kind == "f" else space.high.max()
+        numbers = np.arange(np.prod(space.shape)) * 7 + 31 * self.t + int(8 * self.done)
+        fraction = (numbers % 256 / 255).reshape(space.shape)
+        return self.gives((highest * fraction).astype(space.dtype))
+
+
+class WithSpeed(gym.ObservationWrapper):
+    """The same observation as part of a Dict."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.observation_space = gym.spaces.Dict(
+            image=env.observation_space, speed=Box(-1, 1, (2,))
+        )
+
+    def observation(self, obs):
+        return {"image": obs, "speed": np.zeros(2, np.float32)}
+
+
+class Colour(gym.Env):
+    """Twenty images; the colour of a square, anywhere before noise, says which action pays."""
+
+    observation_space = Box(0, 255, (16, 16, 3), np.uint8)
+
+    def __init__(self, discrete: bool = True, render_mode: str | None = None):
+        self.discrete, self.render_mode = discrete, render_mode
+        self.action_space = Discrete(3) if discrete else Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observe(), {}
+
+    def observe(self):
+        self.goal = int(self.np_random.integers(3))
+        image = self.np_random.integers(0, 128, (16, 16, 3), dtype=np.uint8)
+        y, x = self.np_random.integers(0, 12, 2)
+        image[y : y + 4, x : x + 4, self.goal] = 255
+        return image
+
+    def step(self, action):
+        right = float(action == self.goal) if self.discrete else 1 - abs(self.goal - 1 - action[0])
+        self.t += 1
+        return self.observe(), float(right), self.t == 20, False, {}
 
 
 # -- infos --
@@ -257,6 +345,14 @@ def register() -> None:
         add(kind.__name__, kind)
     for i, kind in enumerate(Odd.KINDS):
         add(f"Odd{i}", Odd, kind=kind)
+    for i, (space, _) in enumerate(Picture.KINDS.values()):
+        add(f"Picture{i}", Picture, space=space)
+    bytes_ = Box(0, 255, (8, 9, 3), np.uint8)
+    add("BytesAsFloats", Picture, space=bytes_, gives=lambda image: image.astype(np.float64))
+    add("FractionsAsBytes", Picture, space=bytes_, gives=lambda image: image / 255)
+    add("AnotherShape", Picture, space=bytes_, gives=lambda image: image[:7])
+    add("Colour", Colour, discrete=False)
+    gym.register("Dict-v0", lambda **given: WithSpeed(Colour(**given)))
     for source in Coin.DRAWS:
         add(f"Coin_{source}", Coin, source=source)
     image, vector = Box(0, 255, (8, 8, 3), np.uint8), Box(-1, 1, (2,))
@@ -272,6 +368,7 @@ def register() -> None:
         ("ImageInTuple", Tuple((Discrete(2), Box(0, 255, (8, 8), np.uint8))), Discrete(2)),
         ("Words", Sequence(Discrete(3)), Discrete(2)),
         ("Buttons", VECTOR, MultiBinary(3)),
+        ("Cube", Box(0, 255, (8, 8, 8), np.uint8), vector),
     ]:
         spaces = {"observation_space": observation_space, "action_space": action_space}
         gym.register(f"{name}-v0", Spaces, kwargs=spaces)
@@ -279,7 +376,9 @@ def register() -> None:
 
 def add(name: str, env: type, **kwargs) -> None:
     gym.register(f"{name}-v0", env, kwargs=kwargs)
-    gym.register(f"{name}Discrete-v0", env, kwargs=kwargs | {"discrete": True})
+    discrete = kwargs | {"discrete": True}
+    gym.register(f"{name}Discrete-v0", env, kwargs=discrete)
+    gym.register(f"{name}Image-v0", lambda **given: Image(env(**discrete, **given)))
 
 
 register()

@@ -28,6 +28,7 @@ class Script:
     details: dict[str, str]  # id -> pattern of the code beside its marker
     new: bool = False  # in the form of version 1.0
     discrete: bool = False  # of the new form: it plays `NameDiscrete-v0` of tests/envs.py
+    images: bool = False  # of the new form: it plays `NameImage-v0` of tests/envs.py
     games: bool = False  # of the new form: it plays its own games only, none of tests/envs.py
     # Of the old form: name -> fields of a run of which the environments' state is saved; the same
     # where it cannot be saved, the last one of which runs anywhere; fields of a run of which the
@@ -74,7 +75,7 @@ class Script:
 
     def env(self, name: str) -> str:
         """The id of an environment of tests/envs.py or tests/conftest.py that it can play."""
-        return f"{name}{'Discrete' * self.discrete}-v0"
+        return f"{name}{'Discrete' * self.discrete}{'Image' * self.images}-v0"
 
     @cached_property
     def pieces(self) -> dict[str, str]:
@@ -366,6 +367,66 @@ ATARI_SCRIPT = Script(
     tags=TAGS,
 )
 
+PIXEL = {
+    "A05": r"gym\.wrappers\.ResizeObservation",
+    "A07": r"gym\.wrappers\.FrameStackObservation",
+    "A08": r"self\.network = cnn\(\)",
+    "A09": r"/ self\.scale",
+    "M01": r"Normal\(output, std",
+    "M02": CONTINUOUS["M02"],
+    "M03": r"Independent\(normal, 1",
+    "M05": r"gym\.wrappers\.ClipAction",
+}
+PIXELS = Script(
+    name="ppo_pixels",
+    new=True,
+    images=True,
+    parent="ppo",
+    tiny={"env_id": "CartPole-v1", "image_size": 12, "cuda": False, "compile": False} | TINY,
+    wrong_env={
+        "ALE/Pong-v5": ["--env-id (ALE/Pong-v5)", "ppo_atari.py"],
+        "PongNoFrameskip-v4": ["--env-id (PongNoFrameskip-v4)", "ppo_atari.py"],
+        "Pong-v5": ["--env-id (Pong-v5)", "ppo_atari.py"],
+        "CartPole-v1 --no-render-as-observation": [
+            "CartPole-v1",
+            "(4,)",
+            "no image",
+            "--render-as",
+        ],
+        "Dict-v0": ["Dict-v0", "Dict(", "TransformObservation"],
+        "Cube-v0": ["Cube-v0", "(8, 8, 8)", "channels"],
+        "Integers-v0": ["Integers-v0", "int64", "reals"],
+    },
+    by_hand=None,
+    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | PIXEL,
+    different={
+        "Args": "the flags of images and of Box actions",
+        "Agent.__init__": "the Nature CNN, two kinds of actions",
+        "Agent.act": "one pass for action, log-probability and value",
+        "Agent.get_value": "one network",
+        "Agent.evaluate_actions": "one network, two kinds of actions",
+        "train: set-up": "images without a second array for what followed, compilation",
+        "train: rollout": "log-probabilities and values at once, values of last states",
+        "train: advantages": "values of what followed are those of the next row",
+        "check_args": "flags of images, async",
+        "check_runs": "flags of the network",
+        "PlainEnv.__init__": "images, two kinds of actions",
+        "PlainEnv.reset": "images",
+        "PlainEnv.step": "images",
+        "PlainEnv.plain": "bytes",
+        "make_env": "images, or what is rendered",
+        "try_env": "rendering is tried elsewhere, too, and needs no screen",
+        "make_envs": "async",
+        "evaluate": "one pass for action, log-probability and value",
+    },
+    zero=ZERO | {"init_log_std", "image_size"},
+    negative={"init_log_std"},
+    bad_flags={"--env-backend ray": ["--env-backend"]},
+    free=FREE | {"compile", "init_from"},
+    annealing={"anneal_lr", "anneal_clip"},
+    tags=TAGS,
+)
+
 LSTM_SCRIPT = Script(
     name="ppo_lstm",
     new=True,
@@ -618,7 +679,7 @@ PPG = Script(
     | {"losses/aux/grad_norm"},
 )
 
-ROWS = (PPO, MUJOCO, TRPO, MULTI, MICRORTS, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM)
+ROWS = (PPO, MUJOCO, TRPO, PIXELS, MULTI, MICRORTS, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM)
 ROWS += (PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
 NEW = {name: script for name, script in SCRIPTS.items() if script.new}

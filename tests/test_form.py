@@ -79,7 +79,8 @@ def each_text_of(*names: str, rows: dict[str, Script] = NEW):
 # Those of which an environment may be one's own, and those whose resumed runs begin new episodes
 OWN = {name: row for name, row in NEW.items() if not row.games}
 SEEDED = {name: row for name, row in NEW.items() if not row.games or row.reset_rows}
-ROBOTS = [row for row in NEW.values() if "M01" in row.details]
+VECTORS = {name: row for name, row in OWN.items() if not row.images}
+ROBOTS = [row for row in NEW.values() if "M06" in row.details]
 WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend")]  # processes
 each_policy = some(
     one_of_each_text({row.name: row for row in ROBOTS}, "numpy_act", "Agent.act").values()
@@ -181,10 +182,10 @@ def draws(script: Script, source: str, **changes) -> np.ndarray:
     script.module.seed_everything(first_seed)
     seeds = [first_seed] if script in WORKERS else []  # of the workers
     vector = script.module.make_envs(args, Path("nowhere"), *seeds)
-    seen = [vector.reset(seed=1)[0][:, 0].copy()]
+    seen = [vector.reset(seed=1)[0].reshape(4, -1)[:, -1].copy()]
     space = vector.single_action_space
     actions = np.zeros((args.num_envs, *space.shape), space.dtype)
-    seen += [vector.step(actions)[0][:, 0].copy() for _ in range(3)]
+    seen += [vector.step(actions)[0].reshape(4, -1)[:, -1].copy() for _ in range(3)]
     vector.close()
     return np.array(seen)
 
@@ -217,7 +218,7 @@ def test_first_ratio_is_one(script):
 def switches_of(script: Script) -> list:
     """Every field of Args that is no number and every optional one, once."""
     elsewhere = "exp_name cuda track wandb_project_name wandb_entity capture_video env_id"
-    elsewhere += " init_from resume evaluate compile"
+    elsewhere += " init_from resume evaluate compile render_as_observation"
     found = [("eval_episodes", 1), ("checkpoint_seconds", 60), ("seed", 5)]
     for each in fields(script.module.Args):
         value = getattr(script.module.Args(), each.name)
@@ -924,7 +925,7 @@ def test_a_reward_of_two_numbers_is_refused_with_its_shape():
     assert lacks(message, ["(2,)", "shape"]) == []
 
 
-@each_text_of(*PLAIN, "train: rollout", "evaluate", rows=OWN)
+@each_text_of(*PLAIN, "train: rollout", "evaluate", rows=VECTORS)
 @pytest.mark.parametrize("kind", envs.Odd.KINDS)
 def test_observations_of_odd_shape_and_dtype(script, kind, monkeypatch):
     """The networks see the same in training and in evaluation, or one line says why not."""
@@ -984,7 +985,7 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
     assert contents(Path()) == before
 
 
-@some(row for row in OWN.values() if row.by_hand)  # with a memory: test_lstm.py
+@some(row for row in VECTORS.values() if row.by_hand)  # with a memory: test_lstm.py
 def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
     """Greedy episodes by hand: the network in NumPy, observations normalized as stored."""
     run_dir = finished(script)
@@ -1015,7 +1016,7 @@ def frames_of(script: Script, env, steps: int, monkeypatch) -> list[list[int]]:
     monkeypatch.setattr(script.module.Video, "stop_recording", watched)
     env.reset(seed=1)
     for _ in range(steps):
-        action = 0 if script.discrete else np.zeros(2, np.float32)
+        action = 0 if script.discrete or script.images else np.zeros(2, np.float32)
         *_, terminated, _, _ = env.step(action)
         if terminated:
             env.reset()

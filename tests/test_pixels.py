@@ -1,0 +1,285 @@
+"""ppo_pixels.py: what its network sees of images of any kind, and its two kinds of actions."""
+
+import os
+import re
+import subprocess
+import sys
+from math import log, pi
+from pathlib import Path
+
+import cv2
+import envs
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import Scripted
+from gymnasium.spaces import Box, Discrete
+from harness import train
+from registry import ROOT, SCRIPTS
+from watch import checkpoint_of, episodes_of
+
+import ppo_pixels
+from ppo_pixels import Agent, Args
+
+PIXELS = SCRIPTS["ppo_pixels"]
+KINDS = list(envs.Picture.KINDS)
+PICTURE = Box(0, 255, (2, 84, 84, 3), np.uint8)
+
+
+def made(env_id: str, **flags) -> gym.Env:
+    return ppo_pixels.make_env(Args(env_id=env_id, **flags))
+
+
+def agent_of(space: gym.Space, actions: gym.Space, **flags) -> Agent:
+    torch.manual_seed(0)
+    return Agent(space, actions, Args(**flags))
+
+
+# -- images --
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_of_any_kind_is_what_the_environment_shows(kind):
+    """Every pixel, its channels last; bytes stay bytes, and the network gets them up to 1."""
+    space, shape = envs.Picture.KINDS[kind]
+    env_id = f"Picture{KINDS.index(kind)}Discrete-v0"
+    env, raw = made(env_id, frame_stack=1), gym.make(env_id).unwrapped
+    obs, _ = env.reset(seed=1)
+    seen = [(obs, raw.reset(seed=1)[0])]
+    seen += [(env.step(1)[0], raw.step(6)[0]) for _ in range(2)]
+    assert env.observation_space.shape == (1, *shape) == seen[0][0].shape
+    is_bytes = space.dtype.kind in "uib"
+    for obs, image in seen:
+        assert (
+            env.observation_space.contains(obs)
+            and obs.dtype == (np.uint8, np.float32)[1 - is_bytes]
+        )
+        channels_first = len(image.shape) == 3 and image.shape[0] < image.shape[2]
+        expected = image.transpose(1, 2, 0) if channels_first else image.reshape(shape)
+        np.testing.assert_array_equal(obs[0], expected.astype(obs.dtype))
+    inputs = []
+    agent = agent_of(env.observation_space, env.action_space)
+    agent.network.register_forward_pre_hook(lambda module, x: inputs.append(x[0]))
+    agent.act(torch.from_numpy(seen[0][0][None]))
+    highest = 1 if kind != "no bounds" else 1000
+    assert inputs[0].shape == (1, shape[2], *shape[:2]) and inputs[0].max() == pytest.approx(
+        highest
+    )
+
+
+@pytest.mark.parametrize("suffix", ["", "Discrete"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_and_is_evaluated(kind, suffix):
+    env_id = f"Picture{KINDS.index(kind)}{suffix}-v0"
+    run_dir = train(PIXELS, env_id=env_id, total_timesteps=64, eval_episodes=1)
+    assert checkpoint_of(run_dir)["iteration"] == 1 and len(episodes_of(run_dir)) == 8
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 5), (7, 7), (35, 90), (36, 36), (84, 84), (97, 131)])
+def test_the_network_fits_any_size(size):
+    space = Box(0, 255, (2, *size, 3), np.uint8)
+    agent = agent_of(space, Discrete(4), ortho_init=False)
+    output, value = agent(torch.zeros(5, *space.shape, dtype=torch.uint8))
+    assert output.shape == (5, 4) and value.shape == (5,)
+
+
+def test_for_84_pixels_it_is_the_nature_cnn():
+    layers = [str(layer) for layer in agent_of(PICTURE, Discrete(4)).network]
+    assert layers == [
+        "Conv2d(6, 32, kernel_size=(8, 8), stride=(4, 4))",
+        "ReLU()",
+        "Conv2d(32, 64, kernel_size=(4, 4), stride=(2, 2))",
+        "ReLU()",
+        "Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1))",
+        "ReLU()",
+        "Flatten(start_dim=1, end_dim=-1)",
+        "Linear(in_features=3136, out_features=512, bias=True)",
+        "ReLU()",
+    ]
+
+
+def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
+    """Cast to bytes, fractions would be a black image; whole numbers of any type are right."""
+    obs, _ = made("BytesAsFloatsDiscrete-v0", frame_stack=1).reset()
+    assert obs.dtype == np.uint8 and obs.max() == 255
+    with pytest.raises(ppo_pixels.Refused, match="float64 where its space says bytes"):
+        made("FractionsAsBytesDiscrete-v0").reset()
+    with pytest.raises(ppo_pixels.Refused, match=r"the shape \(7, 9, 3\) where \(8, 9, 3\)"):
+        made("AnotherShapeDiscrete-v0").reset()
+
+
+def test_the_image_of_a_dict_as_the_page_picks_it():
+    """Any other image in a Dict is refused, not flattened: tests/registry.py."""
+    [code] = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "pixels.md").read_text())
+    exec(code, {"gym": gym, "MyEnv": lambda **kwargs: envs.WithSpeed(envs.Colour(**kwargs))})
+    obs, _ = made("MyEnv-v0", frame_stack=1).reset(seed=1)
+    np.testing.assert_array_equal(obs[0], envs.Colour().reset(seed=1)[0])
+    del gym.registry["MyEnv-v0"]
+
+
+# -- wrappers --
+def test_images_are_made_smaller_and_gray_where_asked():
+    """But neither enlarged, nor what is no picture: codes of a grid, floats."""
+    colour, large = (f"Picture{KINDS.index(kind)}Discrete-v0" for kind in ("colour", "large"))
+    assert made(large, image_size=20).observation_space.shape == (4, 20, 20, 3)
+    assert made(large, image_size=38).observation_space.shape == (4, 38, 36, 3)
+    assert made(large, image_size=0).observation_space.shape == (4, 40, 36, 3)
+    assert made(colour, image_size=15, grayscale=True).observation_space.shape == (4, 13, 15, 1)
+    for kind in ("codes", "floats"):
+        small = made(f"Picture{KINDS.index(kind)}Discrete-v0", image_size=5, grayscale=True)
+        assert small.observation_space.shape == (4, *envs.Picture.KINDS[kind][1])
+    env = made(large, image_size=20, grayscale=True, frame_stack=1)
+    obs, image = env.reset()[0], env.unwrapped.observe()
+    resized = cv2.resize(image, (20, 20), interpolation=cv2.INTER_AREA)
+    gray = resized @ np.array([0.2125, 0.7154, 0.0721])
+    assert abs(obs[0, ..., 0] - gray).max() <= 1
+
+
+def test_what_is_rendered_takes_the_place_of_what_is_no_image():
+    """Of `Toy` it is 20 times the step; the stack begins with the first image, repeated."""
+    env = made("SteadyDiscrete-v0", frame_stack=3, image_size=16)
+    assert env.observation_space == Box(0, 255, (3, 16, 16, 3), np.uint8)
+    brightness = [env.reset(seed=1)[0].max((1, 2, 3)).tolist()]
+    brightness += [env.step(0)[0].max((1, 2, 3)).tolist() for _ in range(4)]
+    assert brightness == [[0, 0, 0], [0, 0, 20], [0, 20, 40], [20, 40, 60], [40, 60, 80]]
+    with pytest.raises(ppo_pixels.Refused, match="--render-as-observation"):
+        made("SteadyDiscrete-v0", render_as_observation=False)
+    for name in ("BlindDiscrete-v0", "BlindTooDiscrete-v0"):
+        with pytest.raises(
+            ppo_pixels.Refused, match=rf"{name} observes .*no image.* cannot render"
+        ):
+            made(name)
+    image = made("Picture0Discrete-v0", frame_stack=1)
+    assert image.observation_space.shape == (1, 13, 17, 1)  # images stay what they are
+
+
+def test_a_buffer_that_is_drawn_again_does_not_change_older_images():
+    env = made("ScreenDiscrete-v0", frame_stack=2, image_size=0)
+    env.reset(seed=1)
+    for _ in range(3):
+        obs, *_ = env.step(0)
+    assert obs.max((1, 2, 3)).tolist() == [40, 60]
+
+
+def test_an_action_is_repeated_and_its_rewards_add_up():
+    """Eight steps by threes, in an environment that may spoil the actions that it gets."""
+    run_dir = train(PIXELS, env_id="RewardArrayImage-v0", frame_skip=3, total_timesteps=64)
+    assert {(value, length) for _, value, length in episodes_of(run_dir)} == {(8.0, 3)}
+    env = ppo_pixels.PlainEnv(Scripted("termination"), 3)  # it doubles the actions that it gets
+    env.reset()
+    env.step(np.float32([0.5, -0.25]))
+    np.testing.assert_array_equal(Scripted.actions, [[0.5, -0.25]] * 3)
+
+
+# -- ends of episodes --
+@pytest.mark.parametrize("env_id", ["TruncatingImage-v0", "TerminatingImage-v0"])
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_the_value_of_what_followed_is_that_of_the_last_image_at_a_time_limit(
+    env_id, bootstrap, spy
+):
+    """Of episodes of five steps that show (step, episode); the weights stay as they are."""
+    calls = spy(ppo_pixels, "gae")
+    flags = {"learning_rate": 1e-30, "frame_stack": 1, "ortho_init": False}
+    flags |= {"num_steps": 16, "total_timesteps": 32, "bootstrap_truncation": bootstrap}
+    run_dir = train(PIXELS, env_id=env_id, **flags)
+    [((_, values, next_values, ends, dones, *_), _)] = calls
+    env = made(env_id, **flags)
+    agent = Agent(env.observation_space, env.action_space, Args(**flags))
+    agent.load_state_dict(checkpoint_of(run_dir)["agent"])
+
+    def value(steps: list) -> np.ndarray:
+        images = np.tile(np.float32(steps)[:, None, None], (1, 1, 4, 1))  # (T, K, 4, 2)
+        return agent.get_value(torch.from_numpy(images)[..., None]).numpy()
+
+    assert np.flatnonzero(dones[:, 0]).tolist() == [4, 9, 14]
+    cut = 6 if env_id.startswith("Terminating") or not bootstrap else 0
+    assert ends.sum() == cut and dones.sum() == 6
+    starts = value([[t % 5, t // 5] for t in range(16)])
+    np.testing.assert_allclose(values[:, 0], starts, atol=1e-6)
+    followed = value([[t % 5 + 1, t // 5] for t in range(16)])
+    counts = ends[:, 0] == 0
+    np.testing.assert_allclose(next_values[counts, 0], followed[counts], atol=1e-6)
+    assert abs(followed[4] - starts[5]) > 1e-3  # the image before the reset, not the one after it
+
+
+# -- actions --
+def test_discrete_actions_by_hand():
+    agent = agent_of(PICTURE, Discrete(3), ortho_init=False)
+    obs = torch.randint(256, (600, *PICTURE.shape), dtype=torch.uint8)[:1].expand(
+        600, -1, -1, -1, -1
+    )
+    with torch.no_grad():
+        logits, value = agent(obs[:1])
+    logprobs = logits[0].double().numpy() - np.log(np.exp(logits[0].double().numpy()).sum())
+    action, logprob, values = agent.act(obs)
+    np.testing.assert_allclose(logprob, logprobs[action], atol=1e-5)
+    np.testing.assert_allclose(values, value.expand(600), atol=1e-5)
+    share = np.bincount(action, minlength=3) / 600
+    np.testing.assert_allclose(share, np.exp(logprobs), atol=0.08)  # four deviations
+    newlogprob, entropy, _ = agent.evaluate_actions(obs[:3], torch.arange(3))
+    np.testing.assert_allclose(newlogprob.detach(), logprobs, atol=1e-5)
+    by_hand = -(np.exp(logprobs) * logprobs).sum()
+    np.testing.assert_allclose(entropy.detach(), [by_hand] * 3, atol=1e-5)
+    greedy, _, _ = agent.act(obs[:1], greedy=True)
+    assert greedy.item() == logprobs.argmax()
+
+
+def test_box_actions_by_hand():
+    agent = agent_of(PICTURE, Box(-1, 1, (2,)), ortho_init=False)
+    agent.actor_logstd.data = torch.tensor([-1.0, 0.5])
+    obs = torch.randint(256, (1, *PICTURE.shape), dtype=torch.uint8).expand(600, -1, -1, -1, -1)
+    with torch.no_grad():
+        mean = agent(obs[:1])[0][0].double().numpy()
+    std = np.exp([-1.0, 0.5])
+    action, logprob, _ = agent.act(obs)
+    z = (action.double().numpy() - mean) / std
+    by_hand = (-(z**2) / 2 - np.log(std) - log(2 * pi) / 2).sum(-1)
+    np.testing.assert_allclose(logprob, by_hand, atol=1e-4)
+    assert (abs(z.mean(0)) < 4 / 600**0.5).all() and (abs(z.std(0) - 1) < 0.12).all()
+    newlogprob, entropy, _ = agent.evaluate_actions(obs, action)
+    np.testing.assert_allclose(newlogprob.detach(), by_hand, atol=1e-4)
+    expected = (0.5 + log(2 * pi) / 2 + np.log(std)).sum()
+    np.testing.assert_allclose(entropy.detach(), [expected] * 600, atol=1e-5)
+    np.testing.assert_allclose(agent.act(obs[:1], greedy=True)[0][0], mean, atol=1e-5)
+
+
+def test_box_actions_are_clipped_for_the_environment_alone(spy):
+    """It asserts that they are within -1 and 1; the loss gets those that were drawn."""
+    evaluated = spy(Agent, "evaluate_actions")
+    wide = {"env_id": f"Picture{KINDS.index('colour')}-v0", "init_log_std": 1.0}
+    train(PIXELS, **wide, total_timesteps=64)
+    assert max(actions.abs().max() for (_, _, actions), _ in evaluated) > 3
+    with pytest.raises(AssertionError):
+        train(PIXELS, **wide, total_timesteps=64, clip_actions=False)
+
+
+# -- processes --
+@pytest.mark.e2e
+def test_a_run_that_renders_can_be_killed():
+    """SDL, which pygame draws with, would take SIGTERM for itself."""
+    code = (
+        "import os, time, ppo_pixels as script; args = script.Args(); script.try_env(args, None); "
+    )
+    code += "script.make_env(args).reset(); os.kill(os.getpid(), 15); time.sleep(10)"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == -15, done.stderr
+
+
+# -- memory --
+@pytest.mark.e2e
+def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
+    """A rollout of 400 MB more takes at most 1.2 times as much; minibatches keep their size."""
+    large = f"envs:Picture{KINDS.index('large')}Discrete-v0"
+    flags = f"--env-id {large} --num-envs 4 --frame-stack 16 --update-epochs 1 --eval-episodes 0"
+    code = "import resource, ppo_pixels as script; script.train(script.parse_args()); "
+    code += "print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    peaks = []
+    for steps in (64, 64 + 1472):
+        size = f"--num-steps {steps} --num-minibatches {steps // 16} --total-timesteps {4 * steps}"
+        command = [sys.executable, "-c", code, *f"{flags} {size} --no-cuda --no-compile".split()]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout.split()[-1]))
+    images = 1472 * 4 * 16 * 40 * 36 * 3  # bytes
+    assert 4.0e8 < images and 0.8 < (peaks[1] - peaks[0]) / images < 1.2
