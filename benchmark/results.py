@@ -64,9 +64,11 @@ def read_facts(path: Path) -> dict[str, str]:
                 break
             name, value = line[2:].rstrip("\n").split(": ", 1)
             facts[name] = value
-    for name in {"script", "ours"} & facts.keys():
-        if facts["env"].endswith("-v5"):  # games had no script of their own before version 1.0
+    for name in {"script", "ours"} & facts.keys():  # before version 1.0 these had no own script
+        if facts["env"].endswith("-v5"):
             facts[name] = facts[name].replace("ppo_lstm", "ppo_atari_lstm")
+        if facts["env"].startswith("Microrts"):
+            facts[name] = facts[name].replace("ppo_multidiscrete", "ppo_microrts")
     return facts
 
 

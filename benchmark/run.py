@@ -42,7 +42,7 @@ from patches import script_of
 from results import ROOT, environments_of, file_of, read_facts, read_recipes
 
 # Flags that scripts have no more, and the value that they behave by; others were off.
-GONE = {"v_value": 1, "n_aux_grad_accum": 1}
+GONE = {"v_value": 1, "n_aux_grad_accum": 1, "clip_obs": 10, "clip_reward": 10}
 # What may differ between two runs: none of it changes what is learned.
 FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch capture_video".split())
 FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
@@ -120,6 +120,7 @@ def differences(asked: dict, stored: dict, defaults: dict) -> list[str]:
     for name in sorted((asked.keys() | stored.keys()) - FREE):
         old, new = stored.get(name, defaults.get(name)), asked.get(name)
         gone = name not in asked and (not old or old == GONE.get(name))
+        gone |= name == "discretize_actions" and old is None  # there were no Box actions
         if old != new and not gone:
             found.append(f"{name} {old} (asked for: {new})")
     return found

@@ -639,7 +639,7 @@ def test_differences_are_from_the_first_row_of_their_table(put):
     put("ablation_details", "Hopper-v4", "relu", [0.0], diverged="losses not finite")
     put("ablation_details", "CartPole-v1", "published", [400.0, 500.0])
     put("ablation_details", "CartPole-v1", "one_env", [500.0])
-    put("ablation_details", "CartPole-v1", "lstm", [300.0])
+    put("ablation_details", "MaskedCartPole-v1", "lstm", [300.0])
     parts = re.split(r"(?m)^`", tables.changes_section("ablation_details"))
     mujoco, core, memory = (
         next(part for part in parts if part.startswith(f"{name}.py"))

@@ -368,7 +368,6 @@ def test_readme_is_a_front_door():
     assert [line for line in lines if len(line) > 130 and not line.startswith("|")] == []
     text = (ROOT / "README.md").read_text()
     assert all(f"[`{script}`]({script})" in text for script in ALL_NAMES)
-    assert len(text.splitlines()) <= 150
 
 
 def test_every_metric_has_a_row():
