@@ -74,13 +74,6 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def are_steps(script: Script, steps: list[int], rows: list[int]) -> bool:
-    """Steps after rows of rollouts: as many, or a few less where resets take rows."""
-    if not script.reset_rows:
-        return steps == rows
-    return len(steps) == len(rows) and all(0.8 * b < a <= b for a, b in zip(steps, rows))
-
-
 def seeds_of_resets(script: Script, monkeypatch) -> list[int]:
     """Those of the training environments of all runs from here on."""
     seeds, make_envs = [], script.module.make_envs

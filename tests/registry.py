@@ -1,7 +1,6 @@
 """The scripts and what the tests know of each: one row of ROWS.
 
-tests/test_static.py and tests/test_loops.py hold every row to the contract, tests/test_form.py
-those in the form of version 1.0 (NEW), tests/test_contract.py the others (OLD).
+tests/test_form.py, tests/test_static.py and tests/test_loops.py hold every row to the contract.
 """
 
 import ast
@@ -15,7 +14,6 @@ from types import ModuleType
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-OLD_RULER = "# ================ plumbing: nothing below is part of the algorithm ================"
 RULER = "# ============ plumbing: nothing below is needed to understand the algorithm ============"
 
 
@@ -26,31 +24,21 @@ class Script:
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
     by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
-    new: bool = False  # in the form of version 1.0
-    discrete: bool = False  # of the new form: it plays `NameDiscrete-v0` of tests/envs.py
-    images: bool = False  # of the new form: it plays `NameImage-v0` of tests/envs.py
-    games: bool = False  # of the new form: it plays its own games only, none of tests/envs.py
-    # Of the old form: name -> fields of a run of which the environments' state is saved; the same
-    # where it cannot be saved, the last one of which runs anywhere; fields of a run of which the
-    # rewards become NaN at step 40; fields that an environment of the user's own needs.
-    exact: dict[str, dict] = field(default_factory=dict)
-    inexact: dict[str, dict] = field(default_factory=dict)
-    poisoned: dict | None = None
-    own: dict | None = None
+    discrete: bool = False  # it plays `NameDiscrete-v0` of tests/envs.py
+    images: bool = False  # it plays `NameImage-v0` of tests/envs.py
+    games: bool = False  # it plays its own games only, none of tests/envs.py
     parent: str | None = None
     # What exists in the parent too and has another text, and why. `train: update` is the block of
     # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
     different: dict[str, str] = field(default_factory=dict)
     whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
-    steps_of_seconds: int = 12_800  # of the second case of `exact`, where processes are killed
     epochs: str = "update_epochs"  # the field of passes over a rollout
     loss: str = "ppo_loss"  # the function that gets every minibatch, or its indices
     lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
     saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that give weights of other shapes
     card: dict = field(default_factory=dict)  # fields of a tiny run on a GPU, tests/test_cuda.py
-    counted: str = ""  # why the rehearsal without a GPU counts what waits for none
     python: str = ">=3.11,<3.14"
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
@@ -68,10 +56,6 @@ class Script:
     @property
     def source(self) -> str:
         return self.path.read_text()
-
-    @property
-    def ruler(self) -> str:
-        return RULER if self.new else OLD_RULER
 
     def env(self, name: str) -> str:
         """The id of an environment of tests/envs.py or tests/conftest.py that it can play."""
@@ -131,8 +115,7 @@ CORE = {
     "X01": r"args\.anneal_clip",
     "X03": r"epoch_kl = ",
 }
-EARLY_STOP = {"X03": r"torch\.stack\(epoch_kl\)"}  # in the form of version 1.0
-PARALLEL = {"X02": r"average_gradients\(agent, stats\)"}
+EARLY_STOP = {"X03": r"torch\.stack\(epoch_kl\)"}
 CONTINUOUS = {
     "M01": r"Normal\(mean, self\.actor_logstd\.exp\(\)",
     "M02": r"nn\.Parameter\(torch\.zeros\(A\) \+ args\.init_log_std\)",
@@ -213,12 +196,9 @@ def continuous_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> np.nd
 
 TINY = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
 TINY |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0}
-LONG = {"num_steps": 128, "total_timesteps": 1280, "update_epochs": 1}  # 640 steps of 2 each
-ONE_ROBOT = {"num_envs": 1, "num_steps": 256, "total_timesteps": 1280, "update_epochs": 1}
 
 PPO = Script(
     name="ppo",
-    new=True,
     discrete=True,
     tiny={"env_id": "CartPole-v1"} | TINY,
     wrong_env={
@@ -242,7 +222,6 @@ PPO = Script(
 
 MUJOCO = Script(
     name="ppo_continuous_mujoco",
-    new=True,
     parent="ppo",
     tiny={"env_id": "InvertedPendulum-v4", "compile": False} | TINY,
     wrong_env={
@@ -296,7 +275,6 @@ TRUST_REGION = {name: code for name, code in MUJOCO.details.items() if name not 
 }
 TRPO = Script(
     name="trpo_continuous_mujoco",
-    new=True,
     parent="ppo_continuous_mujoco",
     tiny=MUJOCO.tiny,
     wrong_env=MUJOCO.wrong_env,
@@ -331,7 +309,6 @@ GAMES |= {"cuda": False, "compile": False}
 
 ATARI_SCRIPT = Script(
     name="ppo_atari",
-    new=True,
     games=True,
     reset_rows=True,
     parent="ppo",
@@ -379,7 +356,6 @@ PIXEL = {
 }
 PIXELS = Script(
     name="ppo_pixels",
-    new=True,
     images=True,
     parent="ppo",
     tiny={"env_id": "CartPole-v1", "image_size": 12, "cuda": False, "compile": False} | TINY,
@@ -429,7 +405,6 @@ PIXELS = Script(
 
 LSTM_SCRIPT = Script(
     name="ppo_lstm",
-    new=True,
     discrete=True,
     parent="ppo",
     tiny={"env_id": "MaskedCartPole-v1"} | TINY,
@@ -460,7 +435,6 @@ LSTM_SCRIPT = Script(
 
 ATARI_LSTM = Script(
     name="ppo_atari_lstm",
-    new=True,
     games=True,
     reset_rows=True,
     parent="ppo_atari",
@@ -504,7 +478,6 @@ def component_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
 
 MULTI = Script(
     name="ppo_multidiscrete",
-    new=True,
     discrete=True,
     parent="ppo",
     tiny={"env_id": "CartPole-v1"} | TINY,
@@ -546,7 +519,6 @@ MULTI = Script(
 
 MICRORTS = Script(
     name="ppo_microrts",
-    new=True,
     discrete=True,
     parent="ppo_multidiscrete",
     tiny=MULTI.tiny | {"compile": False},
@@ -590,7 +562,6 @@ LEVELS |= {"anneal_lr": True, "checkpoint_seconds": 0, "cuda": False, "compile":
 
 PROCGEN_SCRIPT = Script(
     name="ppo_procgen",
-    new=True,
     games=True,
     parent="ppo_atari",
     tiny=LEVELS | {"update_epochs": 2},
@@ -636,7 +607,6 @@ OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss
 OPENAI |= {"vf_coef": 1.0, "max_grad_norm": 0.0, "norm_reward_rollout": True, "reward_gamma": 0.99}
 PPG = Script(
     name="ppg_procgen",
-    new=True,
     games=True,
     parent="ppo_procgen",
     tiny=LEVELS | {"e_policy": 2, "n_iteration": 2, "e_auxiliary": 1, "num_aux_rollouts": 2},
@@ -682,8 +652,6 @@ PPG = Script(
 ROWS = (PPO, MUJOCO, TRPO, PIXELS, MULTI, MICRORTS, LSTM_SCRIPT, ATARI_SCRIPT, ATARI_LSTM)
 ROWS += (PROCGEN_SCRIPT, PPG)
 SCRIPTS = {script.name: script for script in ROWS}
-NEW = {name: script for name, script in SCRIPTS.items() if script.new}
-OLD = {name: script for name, script in SCRIPTS.items() if not script.new}
 
 
 def pages() -> list[Path]:

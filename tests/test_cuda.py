@@ -81,12 +81,8 @@ def test_compiled_is_eager(script, folder, capsys):
 @scripts_with("bf16")
 def test_bf16_is_close_to_float32(script, folder, monkeypatch):
     """With noise so loud that it alone chooses the actions: both see the same rollout."""
-    if script.new:
-        log_ = torch.Tensor.log_
-        monkeypatch.setattr(torch.Tensor, "log_", lambda x: log_(x).mul_(1e4))
-    else:
-        draw = script.module.Agent.draw_noise
-        monkeypatch.setattr(script.module.Agent, "draw_noise", lambda *args: 1e4 * draw(*args))
+    log_ = torch.Tensor.log_
+    monkeypatch.setattr(torch.Tensor, "log_", lambda x: log_(x).mul_(1e4))
     runs, still = [], {"learning_rate": 1e-7} | one_iteration(script)
     for name, bf16 in (("float32", False), ("bfloat16", True)):
         folder(name)
@@ -98,7 +94,7 @@ def test_bf16_is_close_to_float32(script, folder, monkeypatch):
 def test_killed_and_resumed_is_never_stopped(script, folder, monkeypatch):
     """To the bit, eager and with the deterministic kernels, which are the default."""
     folder("whole")
-    ends = steady(script, monkeypatch) if script.new else {}
+    ends = steady(script, monkeypatch)
     whole = run(script, **ends)
     folder("killed")
     run_dir = killed(script, "after renaming", 2, lambda: run(script, **ends))
@@ -151,9 +147,7 @@ def more_with_more_minibatches(script: Script, patch, folder) -> Counter:
 
 
 @scripts_with()
-def test_no_minibatch_waits_for_the_device(script, monkeypatch, folder, request):
-    if script.counted and not ON_CARD:
-        request.applymarker(pytest.mark.xfail(reason=script.counted, strict=True))
+def test_no_minibatch_waits_for_the_device(script, monkeypatch, folder):
     assert not more_with_more_minibatches(script, monkeypatch, folder)
 
 

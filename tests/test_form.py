@@ -1,4 +1,4 @@
-"""What a script in the form of version 1.0 promises: each row of NEW in tests/registry.py.
+"""What a script promises: each row of SCRIPTS in tests/registry.py.
 
 A promise that the same bytes keep in several scripts is tested with the first that has them
 (`each_text_of`). The environments are those of tests/envs.py; a script for games of which each
@@ -50,7 +50,7 @@ from harness import (
     train,
     wait_for,
 )
-from registry import NEW, Script, one_of_each_text
+from registry import SCRIPTS, Script, one_of_each_text
 from torch.distributions import Normal
 from watch import (
     assert_same_run,
@@ -61,7 +61,7 @@ from watch import (
     scalars_of,
 )
 
-scripts = pytest.mark.parametrize("script", NEW.values(), ids=NEW)
+scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 filmed = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
@@ -71,16 +71,16 @@ def some(rows):
     return pytest.mark.parametrize("script", rows.values(), ids=rows)
 
 
-def each_text_of(*names: str, rows: dict[str, Script] = NEW):
+def each_text_of(*names: str, rows: dict[str, Script] = SCRIPTS):
     """A script for each text of these pieces of it, see `Script.pieces`."""
     return some(one_of_each_text(rows, *names).values())
 
 
 # Those of which an environment may be one's own, and those whose resumed runs begin new episodes
-OWN = {name: row for name, row in NEW.items() if not row.games}
-SEEDED = {name: row for name, row in NEW.items() if not row.games or row.reset_rows}
+OWN = {name: row for name, row in SCRIPTS.items() if not row.games}
+SEEDED = {name: row for name, row in SCRIPTS.items() if not row.games or row.reset_rows}
 VECTORS = {name: row for name, row in OWN.items() if not row.images}
-ROBOTS = [row for row in NEW.values() if "M06" in row.details]
+ROBOTS = [row for row in SCRIPTS.values() if "M06" in row.details]
 WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend")]  # processes
 each_policy = some(
     one_of_each_text({row.name: row for row in ROBOTS}, "numpy_act", "Agent.act").values()
@@ -100,7 +100,7 @@ def say_all(request):
 @pytest.fixture(autouse=True)
 def small_games(request, say_all, monkeypatch):
     """Real ones, and convolutions, would take most of the time."""
-    for row in NEW.values():
+    for row in SCRIPTS.values():
         if row.games and row.reset_rows:
             play_frames(row.module, monkeypatch)
         elif row.games:
@@ -203,7 +203,7 @@ def test_async_workers_draw_different_numbers_and_the_same_again(script, source)
 
 
 # -- the first update --
-@some(row for row in NEW.values() if "losses/clipfrac" in row.tags)
+@some(row for row in SCRIPTS.values() if "losses/clipfrac" in row.tags)
 def test_first_ratio_is_one(script):
     """Of the first minibatch: then and there the policy is that of the rollout."""
     first = {"num_minibatches": 1, script.epochs: 1, "learning_rate": 0.01}
@@ -237,7 +237,7 @@ def switches_of(script: Script) -> list:
 
 EACH_SWITCH = [
     pytest.param(row, name, value, id=f"{row.name}-{name}={value}")
-    for row in NEW.values()
+    for row in SCRIPTS.values()
     for name, value in switches_of(row)
 ]
 
@@ -556,7 +556,7 @@ def test_bad_flags_are_named_with_their_numbers(script, flags):
     assert lacks(message, BAD_FLAGS[flags]) == [] and not list(Path().glob("runs/*"))
 
 
-@some(row for row in NEW.values() if "C08" in row.details and not row.whole_sequences)
+@some(row for row in SCRIPTS.values() if "C08" in row.details and not row.whole_sequences)
 def test_minibatches_of_one_sample_are_not_normalized(script):
     """Less its own mean every advantage is 0, and the policy learns nothing."""
     flags = flags_of(script, num_envs=2, num_steps=4, num_minibatches=8, norm_adv=True)
@@ -639,7 +639,7 @@ def test_help_shows_every_flag_with_its_own_words(script, capsys):
 
 
 def train_tiny(name: str, changes: dict) -> None:
-    train(NEW[name], **changes)
+    train(SCRIPTS[name], **changes)
 
 
 @each_text_of("require")
@@ -691,7 +691,7 @@ def test_a_checkpoint_of_another_shape_or_script_is_refused(script, finished):
     for flag in ("--resume", "--evaluate"):
         assert "another network" in message_of(script, flag, str(run_dir))
         assert contents(Path()) == before
-        for other in NEW.values():
+        for other in SCRIPTS.values():
             if other is not script:
                 message_of(other, flag, str(run_dir))  # one line
 
@@ -921,7 +921,7 @@ def test_what_async_workers_return_is_the_same(script, name, folder):
 
 
 def test_a_reward_of_two_numbers_is_refused_with_its_shape():
-    message = refusal(NEW["ppo"], env_id="RewardPairDiscrete-v0")
+    message = refusal(SCRIPTS["ppo"], env_id="RewardPairDiscrete-v0")
     assert lacks(message, ["(2,)", "shape"]) == []
 
 
@@ -1295,7 +1295,7 @@ def test_runs_of_one_process_are_tracked_apart():
     tiny = "track=True, total_timesteps=512, eval_episodes=0"
     code = f"import ppo; [ppo.train(ppo.Args(seed=seed, {tiny})) for seed in (1, 2)]"
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    environment["PYTHONPATH"] = str(NEW["ppo"].path.parent)
+    environment["PYTHONPATH"] = str(SCRIPTS["ppo"].path.parent)
     environment.pop("WANDB_SERVICE", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -5,14 +5,13 @@ What is special about the loop of one script is tested in the file of that scrip
 """
 
 import csv
-from dataclasses import replace
 from itertools import count, pairwise
 
 import numpy as np
 import pytest
 import torch
 from conftest import one_layer
-from harness import killed, resume, seeds_of_resets, train
+from harness import killed, resume, train
 from registry import SCRIPTS, Script
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, flat, scalars_of
@@ -177,21 +176,6 @@ def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
     torch.testing.assert_close(clipped / clipped.norm(), whole / norm, rtol=1e-3, atol=1e-6)
 
 
-@with_detail("X02")
-def test_gradients_are_clipped_after_their_average_over_processes(
-    script, optimizer_steps, monkeypatch
-):
-    def average_gradients(agent, stats):  # as if the other process had larger ones
-        for param in agent.parameters():
-            if param.grad is not None:
-                param.grad *= 1000
-
-    monkeypatch.setattr(script.module, "average_gradients", average_gradients)
-    train(script, max_grad_norm=0.1)
-    assert len(optimizer_steps) >= 8
-    assert max(grad.norm() for _, grad in optimizer_steps) <= 0.1 * (1 + 1e-4)
-
-
 @scripts
 def test_every_weight_learns(script, spy):
     evaluations = spy(script.module.Agent, "evaluate_actions")
@@ -205,16 +189,15 @@ def test_every_weight_learns(script, spy):
 # -- what is logged --
 def rollouts_of(script: Script, monkeypatch) -> list:
     """As many things as rollouts have begun."""
-    owner, name = (script.module.Log, "step") if script.new else (script.module.Agent, "draw_noise")
-    original, steps, found = getattr(owner, name), script.tiny["num_steps"], []
+    original, steps, found = script.module.Log.step, script.tiny["num_steps"], []
     calls = count()
 
     def watched(*args):
-        if not script.new or next(calls) % steps == 0:
-            found.append(name)
+        if next(calls) % steps == 0:
+            found.append("rollout")
         return original(*args)
 
-    monkeypatch.setattr(owner, name, watched)
+    monkeypatch.setattr(script.module.Log, "step", watched)
     return found
 
 
@@ -261,21 +244,6 @@ def test_a_resumed_run_goes_on_with_its_clock_and_its_last_100_returns(script):
     assert len(returns) == 100 and result["return"] == pytest.approx(np.mean(returns))
 
 
-@scripts_that(lambda script: "resumed_at" in script.source)
-def test_environments_of_all_processes_are_seeded_anew_where_a_run_is_resumed(script, monkeypatch):
-    """The first of two processes is killed after the second iteration, the second one resumes."""
-    module, seeds = script.module, seeds_of_resets(script, monkeypatch)
-    monkeypatch.setattr(module, "all_gather", lambda value: [value, value])
-    rank = 0
-    halved = lambda args: (rank, replace(args, num_envs=2))  # noqa: E731
-    monkeypatch.setattr(module, "join_processes", halved)
-    sizes = {"num_envs": 4, "num_minibatches": 2, "seed": 10, "total_timesteps": 512}
-    run_dir = killed(script, "after renaming", 2, lambda: train(script, **sizes))
-    rank = 1
-    resume(script, run_dir)
-    assert seeds == [10, 10 + 2 + 2 * 4]
-
-
 @scripts_that(lambda script: "obs_rms" in script.source)
 def test_where_new_episodes_start_their_observations_are_normalized(script, spy, monkeypatch):
     """The first ones, as all: by the statistics of the checkpoint."""
@@ -284,8 +252,6 @@ def test_where_new_episodes_start_their_observations_are_normalized(script, spy,
     run_dir = killed(
         script, "after renaming", 2, lambda: train(script, **known(script, norm_obs=True))
     )
-    if not script.new:
-        monkeypatch.setattr(script.module, "restore_envs", lambda envs, states: False)
     mean, var, _ = (x.numpy() for x in checkpoint_of(run_dir)["obs_rms"])
     rollouts = spy(script.module.Agent, "evaluate_actions")
     resume(script, run_dir)

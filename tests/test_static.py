@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from registry import SCRIPTS, source_blocks
+from registry import RULER, SCRIPTS, source_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,7 +22,6 @@ scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 ALL_NAMES = [row.path.name for row in SCRIPTS.values()]
 all_scripts = pytest.mark.parametrize("script", ALL_NAMES)
 children = [row for row in SCRIPTS.values() if row.parent]
-children = [row for row in children if row.new == SCRIPTS[row.parent].new]  # of the same form
 inherited = pytest.mark.parametrize("script", children, ids=[row.name for row in children])
 
 
@@ -170,7 +169,7 @@ def test_every_detail_is_marked_once_beside_its_code(script):
     beside = {name: "\n".join(code[line - 1 : line + 2]) for name, line in markers}
     wrong = {n: text for n, text in beside.items() if not re.search(script.details[n], text)}
     assert wrong == {}
-    assert max(line for _, line in markers) < line_of(source, script.ruler)
+    assert max(line for _, line in markers) < line_of(source, RULER)
 
 
 @scripts
@@ -209,23 +208,19 @@ def test_algorithm_first(script):
     """The order of a script, one flat loop, and its rulers."""
     source = script.source
     tops = [n.name for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
-    error = "Refused" if script.new else "UserError"
-    order = ["Args", "layer_init", "Agent", "gae", script.loss, "train", error, "require"]
+    order = ["Args", "layer_init", "Agent", "gae", script.loss, "train", "Refused", "require"]
     assert [name for name in tops if name in order] == order
-    assert tops[0] == "Args" and tops.index(error) == tops.index("train") + 1
-    assert line_of(source, "def train(") < line_of(source, script.ruler)
-    assert line_of(source, script.ruler) < line_of(source, f"class {error}")
+    assert tops[0] == "Args" and tops.index("Refused") == tops.index("train") + 1
+    assert line_of(source, "def train(") < line_of(source, RULER)
+    assert line_of(source, RULER) < line_of(source, "class Refused")
     assert tops[-1] == "main"
-    rulers = ["rollout", "advantages", "update", "log", "auxiliary phase", "checkpoint"]
-    in_new = ["rollout", "advantages", "update", "auxiliary phase", "log and checkpoint"]
-    rulers = in_new if script.new else rulers
+    rulers = ["rollout", "advantages", "update", "auxiliary phase", "log and checkpoint"]
     expected = [name for name in rulers if name != "auxiliary phase" or "e_auxiliary" in source]
     assert list(source_blocks(source))[1:] == expected
     (train,) = [n for n in ast.parse(source).body if getattr(n, "name", "") == "train"]
     assert [n for n in ast.walk(train) if isinstance(n, ast.FunctionDef)][1:] == []
     docstring = ast.get_docstring(ast.parse(source))
     parts = ["Run:", "Watch:", "Expect:", "Read:", "Shapes:"]
-    parts = parts if script.new else ["Run:", "Look:", "Expect:", "Read:", "Letters:"]
     found = re.findall(r"(?m)^[A-Z][a-z]+:", docstring)
     assert [
         part for part in found if part not in ("Fast:", "Resets:")
@@ -281,7 +276,7 @@ def test_only_main_exits(script):
         text = ast.unparse(node)
         if re.search(r"\b(sys\.exit|SystemExit|os\._exit|quit|exit)\b", text):
             exits.append(getattr(node, "name", text))
-    assert exits == ["Refused"] * script.new + ["main"] and "signal" not in script.source
+    assert exits == ["Refused", "main"] and "signal" not in script.source
 
 
 @scripts

@@ -54,10 +54,7 @@ def one_layer_agent(script) -> type:
 
 # -- what it left --
 def checkpoint_of(run_dir: Path) -> dict:
-    """Its checkpoint; what it has of its only process stands beside the rest."""
-    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    processes = checkpoint.get("processes", [])
-    return checkpoint | (processes[0] if len(processes) == 1 else {})
+    return torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
 def state_of(run_dir: Path) -> dict:
@@ -100,8 +97,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
     a, b = state_of(one), state_of(other)
     assert_equal(a, b, "checkpoint")
-    processes = a.get("processes", [a])
-    assert all(process.get("envs", 0) is not None for process in processes)
     episodes = episodes_of(one)
     assert episodes == episodes_of(other) and episodes
     clocks = {"charts/SPS", "time/rollout", "time/update", "time/auxiliary"}
