@@ -98,12 +98,14 @@ RESETS = {  # rows, and the calls of the LSTM
 }
 
 
-@pytest.mark.parametrize("case", RESETS)
-@both
+EACH_PASS = [(ppo, case) for case in RESETS] + [(atari, "neighbours"), (atari, "every row")]
+
+
+@pytest.mark.parametrize(
+    "script, case", EACH_PASS, ids=[f"{script.__name__}-{case}" for script, case in EACH_PASS]
+)
 def test_a_training_pass_equals_the_replay_step_by_step(script, case):
     """Log-probabilities, values and all gradients."""
-    if script is atari and case not in ("neighbours", "every row"):
-        pytest.skip("the same bytes as in ppo_lstm.py, see test_static.py")
     begins_anew, expected_calls = RESETS[case]
     agent, calls = make_agent(script), []
     agent.actor.weight.data += 0.3 * torch.randn_like(agent.actor.weight)
