@@ -247,7 +247,8 @@ def train(args: Args) -> dict:
     global_step = (start_iteration - 1) * args.batch_size
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     current_obs, infos = envs.reset(seed=first_seed)
-    print(f"action masks: {'found' if all(envs.get_attr('is_masked')) else 'none'}", flush=True)
+    is_masked = all(envs.unwrapped.get_attr("is_masked"))
+    print(f"action masks: {'found' if is_masked else 'none'}", flush=True)
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations

@@ -396,7 +396,7 @@ def documented(pattern: str) -> list[str]:
     "command",
     [
         pytest.param(command, marks=[needs_procgen] * ("procgen" in command))
-        for command in documented("patch -o ")
+        for command in documented("patch -o pp")
     ],
 )
 def test_documented_commands_make_the_script_and_run_it(command):
