@@ -157,7 +157,8 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
     tasks = "Hopper-v4 Walker2d-v4"
     compare = f"bash benchmark/compare.sh {copy.removeprefix('cp ')}"
     tried_elsewhere = re.compile(
-        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm.py)|git clone |cd |diff -u |patch -o "
+        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm)|git clone |cd |diff -u |"
+        r"patch -o "
         r"|(\w+=.* )?(bash|python|uv run( python)?) benchmark/(?!compare)\w+\.(sh|py)\b"
     )
     assert {line for line in OTHERS if not tried_elsewhere.match(line)} == {

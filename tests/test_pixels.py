@@ -270,7 +270,7 @@ def test_a_run_that_renders_can_be_killed():
 def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
     """A rollout of 400 MB more takes at most 1.2 times as much; minibatches keep their size."""
     large = f"envs:Picture{KINDS.index('large')}Discrete-v0"
-    flags = f"--env-id {large} --num-envs 4 --frame-stack 16 --update-epochs 1 --eval-episodes 0"
+    flags = f"--env-id {large} --num-envs 4 --frame-stack 16 --eval-episodes 0"
     code = "import ppo_pixels as script; script.train(script.parse_args()); "
     code += "[peak] = [x for x in open('/proc/self/status') if x.startswith('VmHWM')]; "
     code += "print(1024 * int(peak.split()[1]))"
@@ -278,6 +278,7 @@ def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
     peaks = []
     for steps in (64, 64 + 1472):
         size = f"--num-steps {steps} --num-minibatches {steps // 16} --total-timesteps {4 * steps}"
+        size += f" --update-epochs {1536 // steps}"  # as many minibatches, of the same size
         command = [sys.executable, "-c", code, *f"{flags} {size} --no-cuda --no-compile".split()]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
