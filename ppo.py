@@ -502,6 +502,7 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     if checkpoint:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
     if args.capture_video:
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
         env.reset()
         try:
             env.render()

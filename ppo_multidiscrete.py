@@ -625,6 +625,7 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
     env.reset()  # its first mask is checked
     if args.capture_video:
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
         try:
             env.render()
         except Exception as error:  # every renderer fails in its own way

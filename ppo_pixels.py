@@ -644,6 +644,7 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # needs no screen
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the same for pygame
+    torch.compiler.reset()  # loads Triton, which crashes if OpenGL was loaded before it
     env = make_env(args, args.capture_video)
     if checkpoint:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)

@@ -683,6 +683,7 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     if checkpoint:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
     if args.capture_video:
+        torch.compiler.reset()  # loads Triton, which crashes if OpenGL was loaded before it
         env.reset()
         try:
             env.render()

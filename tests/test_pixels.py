@@ -268,13 +268,18 @@ def test_a_run_that_renders_can_be_killed():
 # -- memory --
 @pytest.mark.e2e
 def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
-    """A rollout of 400 MB more takes at most 1.2 times as much; minibatches keep their size."""
+    """A rollout of 400 MB more takes 400 MB, beside as many minibatches of the same size.
+
+    Freed memory goes back at once here: what is kept for later would hide what is needed.
+    """
     large = f"envs:Picture{KINDS.index('large')}Discrete-v0"
     flags = f"--env-id {large} --num-envs 4 --frame-stack 16 --eval-episodes 0"
-    code = "import ppo_pixels as script; script.train(script.parse_args()); "
+    code = "import ppo_pixels as script; script.keep_freed_memory = lambda: None; "
+    code += "script.train(script.parse_args()); "
     code += "[peak] = [x for x in open('/proc/self/status') if x.startswith('VmHWM')]; "
     code += "print(1024 * int(peak.split()[1]))"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(2**16)  # bytes
     peaks = []
     for steps in (64, 64 + 1472):
         size = f"--num-steps {steps} --num-minibatches {steps // 16} --total-timesteps {4 * steps}"
@@ -284,4 +289,4 @@ def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout.split()[-1]))
     images = 1472 * 4 * 16 * 40 * 36 * 3  # bytes
-    assert 4.0e8 < images and 0.8 < (peaks[1] - peaks[0]) / images < 1.2
+    assert 4.0e8 < images and 0.9 < (peaks[1] - peaks[0]) / images < 1.1
