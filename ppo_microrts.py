@@ -294,7 +294,8 @@ def train(args: Args) -> dict:
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     current_obs, infos = envs.reset(seed=first_seed)
     is_masked = all(envs.unwrapped.get_attr("is_masked"))
-    print(f"action masks: {'found' if is_masked else 'none'}", flush=True)
+    found = "found" if is_masked else "none" if args.action_mask else "ignored"
+    print(f"action masks: {found}", flush=True)
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -475,6 +476,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
     free += ["total_timesteps"] if is_longer else []
+    free += ["action_mask"] if args.evaluate else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -526,6 +528,8 @@ class MaskedEnv(gym.Wrapper):
         self.args = args
         self.is_masked = None  # known after the first reset
         self.nvec = nvec_of(env.action_space)
+        self.starts = np.cumsum([0, *self.nvec[:-1]])  # of the components, among the L
+        self.all_allowed = np.ones((self.nvec[0], 1 + sum(self.nvec[1:])), bool)
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -535,30 +539,38 @@ class MaskedEnv(gym.Wrapper):
             self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
     def reset(self, **kwargs):
-        return self.with_mask(*self.env.reset(**kwargs))
+        obs, info = self.env.reset(**kwargs)
+        return self.without_mask(obs), {"action_mask": self.mask_at(obs, info)}
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs, info = self.with_mask(obs, info)
-        return obs, reward, terminated, truncated, info
+        is_last = terminated or truncated  # nothing is chosen there, and there may be no mask
+        mask = self.all_allowed if is_last else self.mask_at(obs, info)
+        return self.without_mask(obs), reward, terminated, truncated, {"action_mask": mask}
 
-    def with_mask(self, obs, info) -> tuple:
-        """The observation without its mask, and the infos of this wrapper."""
-        mask = info.get("action_mask") if isinstance(info, dict) else None
-        if self.has_key:
+    def without_mask(self, obs):
+        """The observation without its mask."""
+        if not self.has_key:
+            return obs
+        return obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
+
+    def mask_at(self, obs, info) -> np.ndarray:
+        """What may be chosen at this observation, rows (F, 1 + R) bool."""
+        if not self.args.action_mask:
+            mask = None
+        elif self.has_key:
             mask = obs["action_mask"]
-            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
         elif self.has_method:
             mask = self.env.get_wrapper_attr("action_masks")
             mask = mask() if callable(mask) else mask
-        if not self.args.action_mask:
-            mask = None
+        else:
+            mask = info.get("action_mask") if isinstance(info, dict) else None
         if self.is_masked is None:
             self.is_masked = mask is not None
-        now = "now gives no action mask" if self.is_masked else "gives an action mask only now"
-        require(self.is_masked == (mask is not None), f"{self.args.env_id} {now}")
-        mask = self.plain_mask(mask if self.is_masked else np.ones(sum(self.nvec), bool))
-        return obs, {"action_mask": mask}
+        first, now = ("an", "gives none") if self.is_masked else ("no", "gives one")
+        changed = f"{self.args.env_id} gave {first} action mask at its first reset and now {now}"
+        require(self.is_masked == (mask is not None), changed)
+        return self.plain_mask(mask) if self.is_masked else self.all_allowed
 
     def plain_mask(self, mask) -> np.ndarray:
         """The mask as rows (F, 1 + R) bool, if it is one; where no row is allowed all is False."""
@@ -578,9 +590,8 @@ class MaskedEnv(gym.Wrapper):
             mask = mask == 1
         if mask.ndim == 2:
             return mask if mask[:, 0].any() else np.zeros_like(mask)
-        starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
-        empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
-        require(not empty, f"{name} allows no choice of the components {empty}")
+        empty = np.flatnonzero(~np.logical_or.reduceat(mask, self.starts)).tolist()
+        require(not empty, f"{name} allows no choice of components {empty}, counted from 0")
         return np.column_stack([mask[:F], np.tile(mask[F:], (F, 1))])
 
 
@@ -699,6 +710,7 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
     env.reset()  # its first mask is checked
     if args.capture_video:
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
         try:
             env.render()
         except Exception as error:  # every renderer fails in its own way
@@ -957,8 +969,8 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         obs, info = env.reset(seed=first_seed + episode)
         episodic_return, done = 0.0, False
         while not done:
-            inputs = torch.from_numpy(obs[None].astype(np.float32)), info["action_mask"][None]
-            action, _ = agent.act(*inputs, greedy=args.eval_deterministic)
+            inputs = torch.from_numpy(obs[None].astype(np.float32))
+            action, _ = agent.act(inputs, info["action_mask"][None], greedy=args.eval_deterministic)
             obs, reward, terminated, truncated, info = env.step(action[0])
             episodic_return += reward
             done = terminated or truncated

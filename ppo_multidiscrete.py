@@ -248,7 +248,8 @@ def train(args: Args) -> dict:
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     current_obs, infos = envs.reset(seed=first_seed)
     is_masked = all(envs.unwrapped.get_attr("is_masked"))
-    print(f"action masks: {'found' if is_masked else 'none'}", flush=True)
+    found = "found" if is_masked else "none" if args.action_mask else "ignored"
+    print(f"action masks: {found}", flush=True)
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
         frac = 1 - (iteration - 1) / args.num_iterations
@@ -260,8 +261,9 @@ def train(args: Args) -> dict:
         for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
             masks[t] = infos["action_mask"]
-            inputs = [torch.from_numpy(x[t]).to(device) for x in (obs, masks)]
-            actions[t] = agent.act(*inputs).cpu().numpy()
+            inputs = torch.from_numpy(obs[t]).to(device)
+            allowed = torch.from_numpy(masks[t]).to(device)
+            actions[t] = agent.act(inputs, allowed).cpu().numpy()
             current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             next_obs[t] = current_obs
@@ -414,6 +416,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
     free += ["total_timesteps"] if is_longer else []
+    free += ["action_mask"] if args.evaluate else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -464,6 +467,8 @@ class MaskedEnv(gym.Wrapper):
         self.args = args
         self.is_masked = None  # known after the first reset
         self.nvec = nvec_of(env.action_space)
+        self.starts = np.cumsum([0, *self.nvec[:-1]])  # of the components, among the L
+        self.all_allowed = np.ones(sum(self.nvec), bool)
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -473,48 +478,56 @@ class MaskedEnv(gym.Wrapper):
             self.observation_space = rest[self.key] if self.key else gym.spaces.Dict(rest)
 
     def reset(self, **kwargs):
-        return self.with_mask(*self.env.reset(**kwargs))
+        obs, info = self.env.reset(**kwargs)
+        return self.without_mask(obs), {"action_mask": self.mask_at(obs, info)}
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
-        obs, info = self.with_mask(obs, info)
-        return obs, reward, terminated, truncated, info
+        is_last = terminated or truncated  # nothing is chosen there, and there may be no mask
+        mask = self.all_allowed if is_last else self.mask_at(obs, info)
+        return self.without_mask(obs), reward, terminated, truncated, {"action_mask": mask}
 
-    def with_mask(self, obs, info) -> tuple:
-        """The observation without its mask, and the infos of this wrapper."""
-        mask = info.get("action_mask") if isinstance(info, dict) else None
-        if self.has_key:
+    def without_mask(self, obs):
+        """The observation without its mask."""
+        if not self.has_key:
+            return obs
+        return obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
+
+    def mask_at(self, obs, info) -> np.ndarray:
+        """What may be chosen at this observation, (L,) bool."""
+        if not self.args.action_mask:
+            mask = None
+        elif self.has_key:
             mask = obs["action_mask"]
-            obs = obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
         elif self.has_method:
             mask = self.env.get_wrapper_attr("action_masks")
             mask = mask() if callable(mask) else mask
-        if not self.args.action_mask:
-            mask = None
+        else:
+            mask = info.get("action_mask") if isinstance(info, dict) else None
         if self.is_masked is None:
             self.is_masked = mask is not None
-        now = "now gives no action mask" if self.is_masked else "gives an action mask only now"
-        require(self.is_masked == (mask is not None), f"{self.args.env_id} {now}")
-        mask = self.plain_mask(mask) if self.is_masked else np.ones(sum(self.nvec), bool)
-        return obs, {"action_mask": mask}
+        first, now = ("an", "gives none") if self.is_masked else ("no", "gives one")
+        changed = f"{self.args.env_id} gave {first} action mask at its first reset and now {now}"
+        require(self.is_masked == (mask is not None), changed)
+        return self.plain_mask(mask) if self.is_masked else self.all_allowed
 
     def plain_mask(self, mask) -> np.ndarray:
         """The mask as (L,) bool, if it is one."""
         name = f"an action mask of {self.args.env_id}"
         if isinstance(mask, list | tuple):
             sizes = [np.size(part) for part in mask]
-            fits = sizes == self.nvec or {*sizes} == {1}
+            fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
             require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
-            mask = np.hstack(mask)
-        mask, needed = np.asarray(mask), (sum(self.nvec),)
-        right = f"{needed} is right" + (" (for rows see ppo_microrts.py)" if mask.ndim == 2 else "")
-        require(mask.shape == needed, f"{name} has the shape {mask.shape} where {right}")
+            mask = np.hstack(mask) if sizes == self.nvec else mask
+        mask = np.asarray(mask)
+        fits = mask.shape == (sum(self.nvec),)
+        needed = f"{(sum(self.nvec),)} is right (for rows see ppo_microrts.py)"
+        require(fits, f"{name} has the shape {mask.shape} where {needed}")
         if mask.dtype != bool:
             require(((mask == 0) | (mask == 1)).all(), f"{name} has other values than 0 and 1")
             mask = mask == 1
-        starts = np.cumsum([0, *self.nvec[:-1]])  # of the components
-        empty = np.flatnonzero(~np.logical_or.reduceat(mask, starts)).tolist()
-        require(not empty, f"{name} allows no choice of the components {empty}")
+        empty = np.flatnonzero(~np.logical_or.reduceat(mask, self.starts)).tolist()
+        require(not empty, f"{name} allows no choice of components {empty}, counted from 0")
         return mask
 
 
@@ -579,7 +592,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
         env = gym.wrappers.FlattenObservation(env)
     shape = env.observation_space.shape or ()
     is_vector = is_known and len(shape) == 1 and shape[0] > 0
-    require(is_vector, f"{args.env_id} observes {obs_space}, not vectors")
+    board = " (flatten a board in the environment, beside its mask)" if len(shape) > 1 else ""
+    require(is_vector, f"{args.env_id} observes {obs_space}, not vectors{board}")
     return PlainEnv(env)
 
 
@@ -853,8 +867,9 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         obs, info = env.reset(seed=first_seed + episode)
         episodic_return, done = 0.0, False
         while not done:
-            inputs = obs[None].astype(np.float32), info["action_mask"][None]
-            action = agent.act(*map(torch.from_numpy, inputs), greedy=args.eval_deterministic)
+            inputs = torch.from_numpy(obs[None].astype(np.float32))
+            allowed = torch.from_numpy(info["action_mask"][None])
+            action = agent.act(inputs, allowed, greedy=args.eval_deterministic)
             obs, reward, terminated, truncated, info = env.step(action[0].numpy())
             episodic_return += reward
             done = terminated or truncated

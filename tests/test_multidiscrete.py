@@ -30,7 +30,8 @@ class Masked(gym.Env):
 
     `form` is "flat" (L numbers), "rows" (one for each choice of the first component), "idle" (the
     same, nothing allowed at every fourth step), "dead end" (nothing of component 1 beside one
-    choice of component 0), or what is wrong with a mask. `source` is where it stands: in "info", in
+    choice of component 0), "over" or "full" (no mask, or nothing allowed, after the last step), or
+    what is wrong with a mask. `source` is where it stands: in "info", in
     a "dict" of observations, in an "array" as attribute, or what a "method" returns, as Python's
     lists; "list" is one in the info, of a flat mask one for each component.
     """
@@ -65,7 +66,8 @@ class Masked(gym.Env):
         if self.source == "array":
             self.action_masks = self.mask
         late, stops = self.form == "late" and self.t == 0, self.form == "stops" and self.steps > 9
-        if self.source in ("method", "array") or late or stops:
+        over = self.form == "over" and self.t == 10
+        if self.source in ("method", "array") or late or stops or over:
             return obs, {}
         return obs, {"action_mask": self.spoilt(np.int8(self.mask), rows)}
 
@@ -77,6 +79,8 @@ class Masked(gym.Env):
             mask = 2 * mask
         if self.form == "nan":
             mask = np.where(mask, 1.0, np.nan)
+        if self.form == "full" and self.t == 10:
+            mask[:] = 0
         mask = mask[:-1] if self.form == "short" else mask
         if self.source != "list":
             return mask
@@ -95,7 +99,7 @@ class Masked(gym.Env):
         return obs, float(action[0] == 1), self.t == 10, False, info
 
 
-FORMS = "flat rows idle dead-end empty two nan short late stops".split()
+FORMS = "flat rows idle dead-end over full empty two nan short late stops".split()
 for form in FORMS:
     gym.register(f"Masked-{form}-v0", Masked, kwargs={"form": form.replace("-", " ")})
 for form in ("short", "swapped", "joined"):
@@ -368,7 +372,7 @@ def number_of_invalid(played: list) -> int:
     return invalid
 
 
-FLAT = ["flat", "dict", "method", "array", "list"]
+FLAT = ["flat", "dict", "method", "array", "list", "over", "full"]
 ROWS = ["rows", "idle", "dead-end", "rows-dict", "rows-method", "rows-array", "rows-list"]
 PLAYED = [(ppo_multidiscrete, form) for form in FLAT] + [(ppo_microrts, x) for x in FLAT + ROWS]
 PLAYED = [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}") for case in PLAYED]
@@ -384,7 +388,7 @@ def test_environments_only_get_what_they_allow(ppo, form, capsys):
     Masked.played.clear()
     run(ppo, **env, action_mask=False, exp_name="unmasked")
     assert number_of_invalid(Masked.played) > 50
-    assert capsys.readouterr().out.count("action masks: none") == 1
+    assert capsys.readouterr().out.count("action masks: ignored") == 1
 
 
 @both
@@ -395,15 +399,15 @@ def test_a_mask_in_the_observations_is_no_input_of_the_networks(ppo):
 
 
 WRONG_MASKS = {
-    "empty": ["Masked-empty-v0", "components [1]"],
+    "empty": ["Masked-empty-v0", "components [1], counted from 0"],
     "two": ["Masked-two-v0", "0 and 1"],
     "nan": ["Masked-nan-v0", "0 and 1"],
     "short": ["Masked-short-v0", "(8,)", "(9,)"],
     "short-list": ["Masked-short-list-v0", "[3, 2, 3]", "[3, 2, 4]"],
     "joined-list": ["Masked-joined-list-v0", "[5, 4]", "[3, 2, 4]"],
     "swapped-list": ["Masked-swapped-list-v0", "[2, 3, 4]", "[3, 2, 4]"],
-    "late": ["Masked-late-v0", "gives an action mask only now"],
-    "stops": ["Masked-stops-v0", "now gives no action mask"],
+    "late": ["Masked-late-v0", "gave no action mask at its first reset"],
+    "stops": ["Masked-stops-v0", "and now gives none"],
 }
 
 
