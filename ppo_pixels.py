@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +73,7 @@ class Args:
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = False  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
-    vf_coef: float = 0.005  # coefficient of the value loss, small: returns are large [C10]
+    vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
@@ -85,6 +85,8 @@ class Args:
     image_size: int = 64  # height and width to which larger images are reduced; 0: none [A05]
     grayscale: bool = False  # turn images of three channels gray [A05]
     frame_stack: int = 4  # last images that an observation holds [A07]
+    norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
+    clip_reward: float = 10.0  # clip normalized rewards to this; 0 turns clipping off [M09]
     init_log_std: float = 0.0  # initial log standard deviation of a policy of Box actions [M02]
     clip_actions: bool = True  # clip Box actions to the bounds of their space [M05]
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
@@ -116,7 +118,7 @@ def wrap_images(env: gym.Env, args: Args) -> gym.Env:
     if not is_image(env.observation_space):
         env = gym.wrappers.AddRenderObservation(env)
     shape = env.observation_space.shape
-    is_picture = env.observation_space == gym.spaces.Box(0, 255, shape, np.uint8)
+    is_picture = env.observation_space == gym.spaces.Box(0, 255, shape, np.uint8) and shape[2] <= 4
     size = tuple(min(length, args.image_size or length) for length in shape[:2])
     if is_picture and size != shape[:2]:
         env = gym.wrappers.ResizeObservation(env, size)  # [A05] smaller, then gray: this is faster
@@ -125,6 +127,35 @@ def wrap_images(env: gym.Env, args: Args) -> gym.Env:
     if args.clip_actions and isinstance(env.action_space, gym.spaces.Box):
         env = gym.wrappers.ClipAction(env)  # [M05] action clipping; the loss sees them unclipped
     return gym.wrappers.FrameStackObservation(env, args.frame_stack)  # [A07] frame stacking
+
+
+# -- reward normalizer --
+@dataclass
+class RunningMeanStd:
+    """Running mean and variance in float64 (baselines/common/running_mean_std.py)."""
+
+    mean: np.ndarray
+    var: np.ndarray
+    count: float = 1e-4
+
+    def update(self, x: np.ndarray) -> None:
+        """Include the rows of x (n, ...), by the parallel variance of Chan et al."""
+        n, total = len(x), self.count + len(x)
+        x = np.asarray(x, np.float64)
+        mean, var = (x.mean(0), x.var(0)) if n > 1 else (x[0], 0.0)  # NumPy's mean and var are slow
+        delta = mean - self.mean
+        m2 = self.var * self.count + var * n + delta**2 * (self.count * n / total)
+        self.mean = self.mean + delta * (n / total)
+        self.var, self.count = m2 / total, total
+
+
+def normalize_reward(return_rms: RunningMeanStd, reward: np.ndarray, args: Args) -> np.ndarray:
+    """Rewards (N,) -> scaled rewards, without subtracting a mean (vec_normalize.py)."""
+    if args.norm_reward:  # [M08] reward scaling
+        reward = reward / np.sqrt(return_rms.var + 1e-8)
+        if args.clip_reward:  # [M09] reward clipping
+            reward = reward.clip(-args.clip_reward, args.clip_reward)
+    return reward
 
 
 # -- agent --
@@ -173,7 +204,7 @@ class Agent(nn.Module):
         x = x.to(self.dtype, memory_format=torch.channels_last) / self.scale  # [A09] 255 for bytes
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
-            value_hidden = self.value_network(x) if self.value_network else hidden
+            value_hidden = self.value_network(x) if self.value_network is not None else hidden
         return self.actor(hidden.float()), self.critic(value_hidden.float()).squeeze(-1)
 
     def get_policy(self, output: torch.Tensor) -> Categorical | Independent:
@@ -280,8 +311,10 @@ def train(args: Args) -> dict:
         eps=args.adam_eps,  # [C03] Adam's epsilon
         fused=True,  # one kernel: faster
     )
+    return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
     if initial:
         load_weights(agent, initial)
+        return_rms = load_rms(initial, "return_rms")
     if checkpoint:
         optimizer.load_state_dict(checkpoint["optimizer"])
         torch.set_rng_state(checkpoint["rng"])
@@ -296,12 +329,13 @@ def train(args: Args) -> dict:
     logprobs = np.zeros((T, N), np.float32)
     values = np.zeros((T + 1, N), np.float32)
     final_values = np.zeros((T, N), np.float32)  # of the last state of an episode cut off at t
-    rewards = np.zeros((T, N), np.float32)
+    rewards = np.zeros((T, N), np.float32)  # normalized, unless --no-norm-reward
     terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
 
     global_step = (start_iteration - 1) * args.batch_size
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
+    discounted_return = np.zeros(N)
     obs[T], _ = envs.reset(seed=first_seed)
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -317,7 +351,9 @@ def train(args: Args) -> dict:
             actions[t], logprobs[t], values[t] = agent.act(inputs)
             obs[t + 1], reward, terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
-            rewards[t] = reward
+            discounted_return = args.gamma * discounted_return + reward
+            return_rms.update(discounted_return)
+            rewards[t] = normalize_reward(return_rms, reward, args)
 
             global_step += N
             log.step(N)
@@ -328,7 +364,7 @@ def train(args: Args) -> dict:
                     final_obs = torch.from_numpy(infos["final_obs"][n]).to(device)
                     final_values[t, n] = agent.get_value(final_obs[None]).item()
                 log.episode(global_step, episodic_return[n], episodic_length[n])
-                episodic_return[n] = episodic_length[n] = 0
+                episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
 
         # -- advantages --
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, K, H, W, C), with obs[T]
@@ -375,6 +411,7 @@ def train(args: Args) -> dict:
             state = {
                 "agent": agent.state_dict(),
                 "optimizer": optimizer.state_dict(),
+                "return_rms": rms_state(return_rms),
                 "rng": torch.get_rng_state(),
                 "iteration": iteration,
             }
@@ -418,6 +455,7 @@ def check_args(args: Args) -> None:
     above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
     above_0 += " frame_skip frame_stack"
     at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes image_size"
+    at_least_0 += " clip_reward"
     for name in f"{above_0} {at_least_0}".split():
         value = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
@@ -441,6 +479,8 @@ def check_args(args: Args) -> None:
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
+    found = find_spec("cv2") or not (args.image_size or args.grayscale)
+    require(found, "--image-size and --grayscale need pip install opencv-python-headless")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
 
@@ -449,6 +489,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
     new = asdict(args)
     network_flags = "shared_network render_as_observation image_size grayscale frame_stack".split()
+    network_flags += ["frame_skip", "clip_actions"]
     if initial and not checkpoint:
         for name in network_flags:
             same = initial["args"][name] == new[name]
@@ -463,6 +504,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
     free += ["total_timesteps"] if is_longer else []
+    free += ["env_backend"] if args.evaluate else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -609,15 +651,19 @@ def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> N
     is_one = not isinstance(obs_space, gym.spaces.Dict | gym.spaces.Tuple)
     hint = "(gymnasium.wrappers.TransformObservation picks one of its parts)"
     require(is_one, f"{args.env_id} observes {obs_space}, not an image {hint}")
-    shape = obs_space.shape if is_image(obs_space) else (2, 2)
-    is_clear = len(shape) == 2 or min(shape[0], shape[2]) < sorted(shape)[1]
-    which = "the channels must be the first or last axis, and fewer than rows or columns"
-    require(is_clear, f"{args.env_id} observes {obs_space}: {which}")
+    axes = len(obs_space.shape or ())
+    stacked = f"{axes} axes are no image; a stack of images is made here, by --frame-stack"
+    require(axes < 4, f"{args.env_id} observes {obs_space}: {stacked}")
+    if axes == 3 and is_image(obs_space):
+        rows, columns, channels = obs_space.shape
+        is_clear = min(rows, channels) < sorted(obs_space.shape)[1]
+        which = "the channels must be the first or last axis, and fewer than rows or columns"
+        require(is_clear, f"{args.env_id} observes {obs_space}: {which}")
     if not isinstance(action_space, gym.spaces.Discrete):
         is_vector = isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1
         is_vector = is_vector and np.issubdtype(action_space.dtype, np.floating)
-        kinds = "neither in Discrete(n) nor in a vector of reals"
-        require(is_vector, f"{args.env_id} acts in {action_space}, {kinds}")
+        kinds = "actions must be Discrete, or a Box of one axis of floats"
+        require(is_vector, f"{args.env_id} acts in {action_space}: {kinds}")
 
 
 def try_rendering(env: gym.Env, why: str) -> None:
@@ -646,8 +692,16 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # the same for pygame
     torch.compiler.reset()  # loads Triton, which crashes if OpenGL was loaded before it
     env = make_env(args, args.capture_video)
+    obs_space, (image, _) = env.observation_space, env.reset()
+    K, H, W, C = obs_space.shape
+    scale = image_scale(obs_space)
+    kind = "images" if env.get_wrapper_attr("is_image") else "rendered pictures"
+    print(f"the network sees {K} {kind} of {H}x{W}x{C}, divided by {scale:g}", flush=True)
+    is_bounded = np.abs(image).max() <= 1.01 * scale or not obs_space.is_bounded()
+    outside = f"an image has {np.abs(image).max():g} where its space ends at {scale:g}"
+    require(is_bounded, f"{args.env_id}: {outside}")
     if checkpoint:
-        load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+        load_weights(Agent(obs_space, env.action_space, args), checkpoint)
     if args.capture_video:
         try_rendering(env, "--capture-video")
     env.close()
@@ -880,6 +934,17 @@ def load_checkpoint(run_dir: str | Path) -> dict:
     known = {"agent", "rng", "iteration"} <= checkpoint.keys()
     require(known, f"{path} is of an earlier version: use the script beside it")
     return checkpoint
+
+
+def rms_state(rms: RunningMeanStd) -> list[torch.Tensor]:
+    """Mean, variance and count, for a checkpoint."""
+    return [torch.as_tensor(x, dtype=torch.float64) for x in astuple(rms)]
+
+
+def load_rms(checkpoint: dict, name: str) -> RunningMeanStd:
+    """The statistics of a normalizer from a checkpoint."""
+    mean, var, count = (x.numpy() for x in checkpoint[name])
+    return RunningMeanStd(mean, var, count.item())
 
 
 def load_weights(agent: Agent, checkpoint: dict) -> None:
