@@ -468,7 +468,7 @@ class MaskedEnv(gym.Wrapper):
         self.is_masked = None  # known after the first reset
         self.nvec = nvec_of(env.action_space)
         self.starts = np.cumsum([0, *self.nvec[:-1]])  # of the components, among the L
-        self.all_allowed = np.ones(sum(self.nvec), bool)
+        self.all_allowed = self.plain_mask(np.ones(sum(self.nvec), bool))
         self.has_method = env.has_wrapper_attr("action_masks")
         space = env.observation_space
         self.has_key = isinstance(space, gym.spaces.Dict) and "action_mask" in space.spaces
@@ -494,7 +494,7 @@ class MaskedEnv(gym.Wrapper):
         return obs[self.key] if self.key else {key: obs[key] for key in self.observation_space}
 
     def mask_at(self, obs, info) -> np.ndarray:
-        """What may be chosen at this observation, (L,) bool."""
+        """What may be chosen at this observation, as `plain_mask` has it."""
         if not self.args.action_mask:
             mask = None
         elif self.has_key:
