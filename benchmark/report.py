@@ -141,15 +141,14 @@ def details_section() -> str:
     parts = []
     for family in FAMILIES:
         page, rows = ROOT / "docs" / "details" / f"{family}.md", []
-        for detail, name in re.findall(r"(?m)^## ([A-Z]\d\d) (.*)$", page.read_text()):
-            anchor = re.sub(r"[^\w\- ]", "", f"{detail} {name}".lower()).replace(" ", "-")
-            having = [
-                f"`{script}`" for script, source in sources.items() if f"# [{detail}]" in source
-            ]
+        for detail, title in re.findall(r"(?m)^## ([A-Z]\d\d) (.*)$", page.read_text()):
+            anchor = re.sub(r"[^\w\- ]", "", f"{detail} {title}".lower()).replace(" ", "-")
+            marked = re.compile(rf"# (?:\[\w+\] )?\[{detail}\]")
+            having = [f"`{name}`" for name, source in sources.items() if marked.search(source)]
             link = f"[{detail}](docs/details/{page.name}#{anchor})"
-            rows.append([link, name, ", ".join(having) or "a patch"])
-        title = page.read_text().partition("\n")[0].removeprefix("# ")
-        parts += [f"**{title}**", table(["id", "detail", "stands in"], rows, left=3)]
+            rows.append([link, title, ", ".join(having) or "a patch"])
+        head = page.read_text().partition("\n")[0].removeprefix("# ")
+        parts += [f"**{head}**", table(["id", "detail", "stands in"], rows, left=3)]
     return "\n\n".join(parts)
 
 

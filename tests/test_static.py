@@ -1,8 +1,8 @@
 """The text of the scripts: detail markers, equal regions, flags, and the README."""
 
 import ast
-import doctest
 import builtins
+import doctest
 import io
 import re
 import subprocess
