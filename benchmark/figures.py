@@ -6,7 +6,7 @@ import pandas as pd
 import results
 import stats
 from matplotlib.lines import Line2D
-from tables import DETAILS, effects
+from tables import DETAILS, details_with_worth, effects, worth_of
 
 FIGURES = results.HERE / "figures"
 WIDTH = 9  # inches
@@ -67,7 +67,9 @@ def add_legend(fig, entries: dict[tuple[str, str], list]) -> None:
 
 def save(fig, path) -> None:
     path.parent.mkdir(exist_ok=True)
-    fig.savefig(path, dpi=160, metadata={"Software": None})
+    unchanging = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
+        fig.savefig(path, dpi=160, metadata=unchanging)
     plt.close(fig)
 
 
@@ -141,10 +143,37 @@ def draw_effects() -> None:
     save(fig, FIGURES / f"{DETAILS}.png")
 
 
+def draw_worth(detail: str) -> None:
+    """A line for each change of a detail on each task: its interval as a share of the return."""
+    cases = worth_of(detail)
+    how = {"figsize": (0.75 * WIDTH, 0.25 * len(cases) + 0.7), "layout": "constrained"}
+    fig, ax = plt.subplots(**how)
+    for i, case in enumerate(cases):
+        size, y = abs(np.mean(case["old"])), case["new"]
+        mean, low, high = (100 * x / size for x in stats.difference(case["old"], y))
+        if len(y) < stats.FEWEST:  # too few for an interval: each seed
+            low = high = np.nan
+            seeds = 100 * (y - np.mean(case["old"])) / size
+            ax.plot(seeds, [i] * len(y), "|", color=FAMILY_COLOURS.get(detail[0], "#8c8c8c"))
+        colour = FAMILY_COLOURS.get(detail[0], "#8c8c8c")
+        ax.plot([low, high], [i, i], color=colour, linewidth=2.5)
+        ax.plot([mean], [i], "o", color=colour)
+    ax.axvline(0, color="black", linewidth=1)
+    is_one = len({case["text"] for case in cases}) == 1
+    texts = [case["env"] if is_one else f"{case['text']}, {case['env']}" for case in cases]
+    ax.set_yticks(range(len(cases)), texts, fontsize=9)
+    ax.set_ylim(len(cases) - 0.5, -0.5)
+    ax.grid(axis="x", alpha=0.3)
+    ax.set_xlabel("change of the return in %", fontsize=9)
+    save(fig, FIGURES / "details" / f"{detail}.svg")
+
+
 def draw(folder: str) -> None:
     """The figures of a folder of results, if its experiments have colours."""
     if folder == DETAILS:
         draw_effects()
+        for detail in details_with_worth():
+            draw_worth(detail)
     else:
         draw_curves(folder)
     if results.without_suffix(folder) == "mujoco":

@@ -6,9 +6,10 @@ python benchmark/report.py --write             draw figures/ and fill the blocks
 python benchmark/report.py --check             exit with 1 if a block holds another text
 
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
-benchmark/README.md or docs/*.md. Names are the folders of recipes.csv that have results, those of
+benchmark/README.md or docs/. Names are the folders of recipes.csv that have results, those of
 the tables of front.csv (scripts, others), and summary, effects, speed, pairs (speed in brief),
-equal, spaces, suites, patches.
+equal, spaces, suites, patches, details,
+and worth_C05 and so on, what a detail is worth.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from tables import (
     STUDY,
     VARIANTS,
     changes_section,
+    details_with_worth,
     folder_section,
     front_section,
     number,
@@ -37,10 +39,12 @@ from tables import (
     summary_section,
     table,
     text,
+    worth_section,
 )
 
 MARKER = re.compile(r"(?s)(<!-- report:(\w+) -->\n).*?(<!-- /report:\2 -->)")
-LINK = re.compile(r"\]\((benchmark/figures/[^)]*)\)")
+LINK = re.compile(r"\]\(((?:benchmark/figures|docs)/[^)]*)\)")
+FAMILIES = "core atari continuous lstm multidiscrete ppg auxiliary ours".split()
 KEYS = {"steps_per_second": "steps/s", "wall_seconds": "seconds in all", "peak_mb": "peak MB"}
 SPEED_RULE = """
 Ours and the peer ran in turns on one machine with the same hyperparameters. Medians over the pairs,
@@ -131,6 +135,23 @@ def patches_section() -> str:
     return table(["patch", "of", "what it does"], rows, left=3)
 
 
+def details_section() -> str:
+    """One row for each card of docs/details/: its id, its name and the scripts that have it."""
+    sources = {path.name: path.read_text() for path in sorted(ROOT.glob("*.py"))}
+    parts = []
+    for family in FAMILIES:
+        page, rows = ROOT / "docs" / "details" / f"{family}.md", []
+        for detail, title in re.findall(r"(?m)^## ([A-Z]\d\d) (.*)$", page.read_text()):
+            anchor = re.sub(r"[^\w\- ]", "", f"{detail} {title}".lower()).replace(" ", "-")
+            marked = re.compile(rf"# (?:\[\w+\] )?\[{detail}\]")
+            having = [f"`{name}`" for name, source in sources.items() if marked.search(source)]
+            link = f"[{detail}](docs/details/{page.name}#{anchor})"
+            rows.append([link, title, ", ".join(having) or "a patch"])
+        head = page.read_text().partition("\n")[0].removeprefix("# ")
+        parts += [f"**{head}**", table(["id", "detail", "stands in"], rows, left=3)]
+    return "\n\n".join(parts)
+
+
 # -- documents --
 def section_of(folder: str) -> Callable[[], str]:
     """What makes the tables of a folder of results, with any SUFFIX."""
@@ -153,7 +174,8 @@ def sections() -> dict[str, Callable[[], str]]:
     made |= {name: partial(front_section, name) for name in ("scripts", "others")}
     made["pairs"] = partial(speed_section, is_brief=True)
     made["effects"] = lambda: f"![What each detail is worth](benchmark/figures/{DETAILS}.png)"
-    made["spaces"] = spaces_section
+    made |= {f"worth_{x}": partial(worth_section, x) for x in details_with_worth()}
+    made |= {"spaces": spaces_section, "details": details_section}
     return made | {"suites": suites_section, "patches": patches_section}
 
 
@@ -169,7 +191,7 @@ def show(folder: str, drawn: bool = True) -> None:
 
 def documents() -> list[Path]:
     """The Markdown files that may hold blocks."""
-    return [ROOT / "README.md", HERE / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", HERE / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def filled(document: Path, made: dict[str, str]) -> str:

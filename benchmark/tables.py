@@ -296,6 +296,41 @@ def effects(recipe: str = "details") -> list[dict]:
     return found
 
 
+def worth_of(detail: str) -> list[dict]:
+    """The changes of one detail, task by task: returns as published (seeds,) and changed."""
+    returns, found = results.returns_of(DETAILS), []
+    rows = results.read_recipes().query("folder == @DETAILS")
+    for _, group in results.groups_of(rows, "recipe"):
+        for _, row in group.iterrows():
+            known, words = id_and_text(row["label"])
+            for env in results.environments_of(row) if known == detail else []:
+                old = returns.get((group["experiment"].iloc[0], env))
+                new = returns.get((row["experiment"], env))
+                if old is not None and new is not None:
+                    about = {"text": words, "script": group["script"].iloc[0], "env": env}
+                    found.append(about | {"old": old, "new": new})
+    return found
+
+
+def details_with_worth() -> list[str]:
+    """The ids of details with a change that has results."""
+    rows = results.read_recipes().query("folder == @DETAILS")
+    ids = sorted({id_and_text(label)[0] for label in rows["label"]} - {""})
+    return [detail for detail in ids if worth_of(detail)]
+
+
+def worth_section(detail: str) -> str:
+    """A row for each change of a detail on each task, and their figure."""
+    rows = []
+    for case in worth_of(detail):
+        cells = [mean_cell(case["old"]), difference_cell(case["old"], case["new"])]
+        seeds = seeds_cell([len(case["old"]), len(case["new"])], 0)
+        rows.append([case["text"], f"`{case['script']}`", case["env"], seeds, *cells])
+    head = ["change", "script", "task", "seeds", "return before", "difference"]
+    figure = f"![intervals](benchmark/figures/details/{detail}.svg)"
+    return f"{table(head, rows, left=3)}\n\n{figure}"
+
+
 # -- PPO and TRPO --
 def published_study() -> dict[tuple[str, str], dict]:
     """(experiment, environment) -> mean, low and high; theirs were v2 tasks."""

@@ -661,8 +661,8 @@ SCRIPTS = {script.name: script for script in ROWS}
 
 
 def pages() -> list[Path]:
-    """README.md and docs/*.md."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README.md and those of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def source_blocks(source: str) -> dict[str, str]:
