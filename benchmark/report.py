@@ -144,9 +144,13 @@ def details_section() -> str:
         for detail, title in re.findall(r"(?m)^## ([A-Z]\d\d) (.*)$", page.read_text()):
             anchor = re.sub(r"[^\w\- ]", "", f"{detail} {title}".lower()).replace(" ", "-")
             marked = re.compile(rf"# (?:\[\w+\] )?\[{detail}\]")
-            having = [f"`{name}`" for name, source in sources.items() if marked.search(source)]
+            having = [name for name, source in sources.items() if marked.search(source)]
+            lacking = [f"`{name}`" for name in sources if name not in having]
+            where = ", ".join(f"`{name}`" for name in having) or "a patch"
+            if len(lacking) < len(having) / 2:
+                where = f"all but {', '.join(lacking)}" if lacking else "all"
             link = f"[{detail}](docs/details/{page.name}#{anchor})"
-            rows.append([link, title, ", ".join(having) or "a patch"])
+            rows.append([link, title, where])
         head = page.read_text().partition("\n")[0].removeprefix("# ")
         parts += [f"**{head}**", table(["id", "detail", "stands in"], rows, left=3)]
     return "\n\n".join(parts)
