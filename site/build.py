@@ -1,0 +1,195 @@
+"""The reference as a static site, in site/html/.
+
+uv run --group docs python site/build.py
+uv run --group docs python -m http.server --directory site/html     look at it
+
+Markdown is taken as it is, from README.md, docs/ and benchmark/, and keeps its place, so that links
+between pages hold. Made here: a page for each script, beside the cards of docs/details/, one for
+each edge of their tree, and the data of the curves. MkDocs then checks every link and anchor.
+"""
+
+import logging
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import plotly
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "tests")]
+
+import curves  # noqa: E402
+from registry import ROWS  # noqa: E402
+from scripts import Card, Script, diff_of, page_of, read_cards  # noqa: E402
+
+PAGES = HERE / "pages"
+LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#:\s]*)(#[^)\s]*)?\)")
+FENCE = re.compile(r"(?ms)^ *```.*?^ *```$")
+CARD = re.compile(r"(?m)^## (([A-Z]\d\d) .*)$")
+FAMILIES = "core atari continuous lstm multidiscrete ppg auxiliary ours".split()
+
+
+# -- Markdown --
+def linked(text: str, page: str, to: str) -> str:
+    """Links of a page, as seen from another: to a script means to its page; files are copied."""
+
+    def link(match: re.Match) -> str:
+        words, target, anchor = match[1], match[2], match[3] or ""
+        path = os.path.normpath(os.path.join(os.path.dirname(page), target)) if target else page
+        if path in {f"{row.name}.py" for row in ROWS}:
+            path = path.replace(".py", ".md")
+        elif not (ROOT / path).is_file():
+            return match[0]  # MkDocs says so
+        elif not path.endswith(".md"):
+            (PAGES / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, PAGES / path)
+        if path == to:
+            return f"{words}{anchor})"
+        return f"{words}{os.path.relpath(path, os.path.dirname(to) or '.')}{anchor})"
+
+    return LINK.sub(link, text)
+
+
+def as_markdown(text: str) -> str:
+    """GitHub's Markdown as Python-Markdown reads it."""
+    text = re.sub(r"(?m)^<!-- /?report:\w+ -->$", "", text)
+    width, lines = 0, []  # of the marker of a list
+    for line in text.splitlines():
+        if item := re.match(r"(- |\d+\. )", line):
+            width = len(item[0])
+        elif line and not line.startswith(" "):
+            width = 0
+        if width and line.startswith(" " * width):  # four spaces belong to an item
+            line = line.replace(" " * width, "    ", 1)
+        lines.append(line)
+    text = "\n".join(lines)
+    return re.sub(r"(?ms)^(    ```.*?^    ```$)", r"\n\1\n", text)
+
+
+def write(page: str, text: str) -> None:
+    path = PAGES / page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def write_document(page: str, scripts: list[Script]) -> None:
+    """A page of the repository; each card gets links to its lines."""
+    up = os.path.relpath(".", os.path.dirname(page) or ".")
+
+    def places(match: re.Match) -> str:
+        having = [x for x in scripts if any(match[2] in ids for ids in x.marked.values())]
+        links = ", ".join(f"[`{x.name}`]({up}/{x.page}#{match[2]})" for x in having)
+        return f"{match[0]}\n\n<small>In the code: {links or 'a patch'}</small>"
+
+    text = linked(as_markdown((ROOT / page).read_text()), page, page)
+    if page.startswith("docs/details/"):
+        text = CARD.sub(places, text)
+    if page == "docs/results.md":
+        text = text.replace(
+            "\n\n", "\n\nThe same runs as [curves to look into](../curves.md).\n\n", 1
+        )
+    write(page, text)
+
+
+# -- scripts and edges --
+def tree(scripts: dict[str, Script], parent: str | None = None, depth: int = 0) -> str:
+    """A nested list of the scripts that descend from a parent."""
+    text = ""
+    for row in ROWS:
+        if row.parent == parent:
+            script = scripts[row.name]
+            diff = f" ([what it changes](diffs/{row.name}.md))" if parent else ""
+            text += f"{'    ' * depth}- [`{script.name}`]({script.page}){diff}: {script.headline}\n"
+            text += tree(scripts, row.name, depth + 1)
+    return text
+
+
+def write_script(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
+    script = scripts[row.name]
+    shutil.copyfile(ROOT / script.name, PAGES / script.name)
+    children = [x.name for x in ROWS if x.parent == row.name]
+    intro = f"{script.headline}\n\n[The file]({script.name}), as it is shipped, and on this side "
+    intro += "what [the cards](docs/details.md) say of the details that stand beside it.\n\n"
+    if row.parent:
+        intro += f"It is [`{row.parent}.py`]({row.parent}.md) and [this](diffs/{row.name}.md). "
+    if children:
+        links = ", ".join(f"[`{x}.py`](diffs/{x}.md)" for x in children)
+        intro += f"What its children change: {links}."
+
+    def prose(detail: str) -> str:
+        card = cards[detail]
+        out = "Left out here. " if detail in row.omitted else ""
+        title = f"**[{card.title}]({card.page}#{card.anchor})** {out}"
+        return f"{title}\n\n{linked(as_markdown(card.reasons), card.page, script.page)}"
+
+    write(script.page, page_of(script, intro, prose))
+
+
+def write_diff(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
+    """The edge of the tree that ends in a script."""
+    parent, child = scripts[row.parent], scripts[row.name]
+    body, removed, added = diff_of(parent, child)
+    ids = [{x for line in script.marked.values() for x in line} for script in (parent, child)]
+    news = [cards[x] for x in sorted(ids[1] - ids[0])]
+    text = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
+    text += f"# {parent.name} → {child.name}\n\n"
+    text += (
+        f"From [`{parent.name}`](../{parent.page}), left, to [`{child.name}`](../{child.page}), "
+    )
+    text += f"right: {removed} lines removed and {added} added above the plumbing.\n\n"
+    if news:
+        links = [f"[{card.title}](../{card.page}#{card.anchor})" for card in news]
+        text += f"New: {', '.join(links)}.\n\n"
+    reasons = "\n".join(f"- `{name}`: {why}" for name, why in row.different.items())
+    text += (
+        f"<details markdown><summary>What differs, and why</summary>\n\n{reasons}\n\n</details>\n\n"
+    )
+    write(f"diffs/{row.name}.md", f"{text}{body}\n")
+
+
+# -- the site --
+def fill_pages() -> dict[str, list]:
+    """pages/; what the nav does not have yet: section -> entries."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    details = [f"docs/details/{family}.md" for family in FAMILIES]
+    cards = {x: card for page in details for x, card in read_cards(page).items()}
+    scripts = {row.name: Script(row.path, cards) for row in ROWS}
+    for page in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmark/README.md"]:
+        write_document(page, [*scripts.values()])
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        write_document(str(path.relative_to(ROOT)), [*scripts.values()])
+    for row in ROWS:
+        write_script(row, scripts, cards)
+        if row.parent:
+            write_diff(row, scripts, cards)
+    write("scripts.md", f"# The tree of scripts\n\n{tree(scripts)}")
+    write("curves.md", (HERE / "curves.md").read_text().replace("OPTIONS", curves.write(PAGES)))
+    for file in ["site.css", "curves.js"]:
+        shutil.copyfile(HERE / file, PAGES / file)
+    shutil.copy(Path(plotly.__file__).parent / "package_data" / "plotly.min.js", PAGES)
+    diffs = [{f"{x.parent} → {x.name}": f"diffs/{x.name}.md"} for x in ROWS if x.parent]
+    pages = [{x.name: x.page} for x in scripts.values()]
+    return {
+        "Details": details,
+        "Scripts": [{"The tree": "scripts.md"}, *pages, {"What each changes": diffs}],
+    }
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    made = fill_pages()
+    config = load_config(str(HERE / "mkdocs.yml"))
+    for section in config["nav"]:
+        for name in section.keys() & made.keys():
+            section[name] += made[name]
+    build(config)
+    print(f"built {HERE / 'html'}")
+
+
+if __name__ == "__main__":
+    main()
