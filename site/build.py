@@ -28,8 +28,7 @@ from registry import ROWS  # noqa: E402
 from scripts import Card, Script, diff_of, page_of, read_cards  # noqa: E402
 
 PAGES = HERE / "pages"
-LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#:\s]*)(#[^)\s]*)?\)")
-FENCE = re.compile(r"(?ms)^ *```.*?^ *```$")
+LINK = re.compile(r"(\[[^\]]*\]\()([^)#:\s]*)(#[^)\s]*)?\)")
 CARD = re.compile(r"(?m)^## (([A-Z]\d\d) .*)$")
 FAMILIES = "core atari continuous lstm multidiscrete ppg auxiliary ours".split()
 
@@ -58,14 +57,17 @@ def linked(text: str, page: str, to: str) -> str:
 def as_markdown(text: str) -> str:
     """GitHub's Markdown as Python-Markdown reads it."""
     text = re.sub(r"(?m)^<!-- /?report:\w+ -->$", "", text)
-    width, lines = 0, []  # of the marker of a list
+    text = re.sub(r"(?m)(?<=[\d|]) (\[[-+\d.]+,) ([-+\d.]+\])", "\u00a0\\1\u00a0\\2", text)
+    width, has_code, lines = 0, False, []  # width: of the marker of a list
     for line in text.splitlines():
         if item := re.match(r"(- |\d+\. )", line):
             width = len(item[0])
+            lines += [""] * has_code
         elif line and not line.startswith(" "):
-            width = 0
-        if width and line.startswith(" " * width):  # four spaces belong to an item
+            width, has_code = 0, False
+        elif width and line.startswith(" " * width):  # four spaces belong to an item
             line = line.replace(" " * width, "    ", 1)
+            has_code |= line.startswith("    ```")
         lines.append(line)
     text = "\n".join(lines)
     return re.sub(r"(?ms)^(    ```.*?^    ```$)", r"\n\1\n", text)
@@ -93,7 +95,8 @@ def write_document(page: str, scripts: list[Script]) -> None:
         text = text.replace(
             "\n\n", "\n\nThe same runs as [curves to look into](../curves.md).\n\n", 1
         )
-    write(page, text)
+    home = "---\nhide: [navigation]\n---\n" if page == "README.md" else ""
+    write(page, home + text)
 
 
 # -- scripts and edges --

@@ -7,18 +7,29 @@ let data = null
 async function load() {
   data = await (await fetch(`curves/${form.env.value}.json`)).json()
   recipes.querySelectorAll("label").forEach((label) => label.remove())
-  const drawn = data.ours.some((run) => run.colour)
+  const isChosen = data.ours.some((run) => run.colour) ? (run) => run.colour : (run, i) => i < 2
   data.ours.forEach((run, i) => {
     const label = document.createElement("label")
     const box = document.createElement("input")
-    Object.assign(box, { type: "checkbox", name: "recipe", value: i, checked: drawn ? run.colour : i < 2 })
-    run.colour ||= palette[i % palette.length]
-    const n = run.numbers.length
-    label.append(box, ` ${run.label} (${n} seed${n > 1 ? "s" : ""}, ${run.script}.py)`)
-    label.style.setProperty("--colour", run.colour)
+    Object.assign(box, { type: "checkbox", name: "recipe", value: i, checked: isChosen(run, i) })
+    const seeds = run.numbers.length > 1 ? `${run.numbers.length} seeds` : "one seed"
+    label.append(box, ` ${run.label} (${seeds})`)
     recipes.append(label)
   })
   draw()
+}
+
+function shown() {
+  const runs = []
+  const boxes = [...form.querySelectorAll("[name=recipe]")]
+  boxes.forEach((box) => box.checked ? runs.push(data.ours[box.value]) : delete data.ours[box.value].drawn)
+  for (const run of runs) { // a colour that no other has, as long as there are enough
+    const taken = runs.map((other) => other.drawn || other.colour)
+    run.drawn ||= run.colour || palette.find((colour) => !taken.includes(colour)) || "#888888"
+  }
+  boxes.forEach((box) =>
+    box.parentElement.style.setProperty("--colour", data.ours[box.value].drawn || "transparent"))
+  return runs
 }
 
 function traces() {
@@ -26,19 +37,18 @@ function traces() {
   const found = []
   const line = (x, y, name, colour, more) =>
     found.push({ x, y, name, mode: "lines", line: { color: colour, ...more.line }, ...more.trace })
-  form.querySelectorAll("[name=recipe]:checked").forEach((box) => {
-    const run = data.ours[box.value]
+  shown().forEach((run) => {
     const { x, mean, low, high, seeds } = run[axis]
     if (form.show.value === "band" && low) {
       const quiet = { showlegend: false, hoverinfo: "skip" }
-      line(x, low, run.label, run.colour, { line: { width: 0 }, trace: quiet })
-      line(x, high, run.label, run.colour, {
-        line: { width: 0 }, trace: { ...quiet, fill: "tonexty", fillcolor: `${run.colour}33` } })
+      line(x, low, run.label, run.drawn, { line: { width: 0 }, trace: quiet })
+      line(x, high, run.label, run.drawn, {
+        line: { width: 0 }, trace: { ...quiet, fill: "tonexty", fillcolor: `${run.drawn}33` } })
     } else if (seeds.length > 1) {
-      seeds.forEach((y, i) => line(x, y, `${run.label}, seed ${run.numbers[i]}`, run.colour, {
+      seeds.forEach((y, i) => line(x, y, `${run.label}, seed ${run.numbers[i]}`, run.drawn, {
         line: { width: 1 }, trace: { showlegend: false, opacity: 0.6 } }))
     }
-    line(x, mean, run.label, run.colour, { line: { width: 2.5 }, trace: {} })
+    line(x, mean, run.label, run.drawn, { line: { width: 2.5 }, trace: {} })
   })
   const end = Math.max(...data.ours.map((run) => run[axis].x.at(-1)))
   data.lines.forEach(({ label, mean }, i) =>

@@ -41,7 +41,7 @@ def of_environment(folder: str, runs) -> dict:
     for exp, group in results.groups_of(runs, "exp"):
         curves = [results.read_curve(path) for path in group["path"]]
         facts = {"label": group["label"].iloc[0], "numbers": [*map(int, group["seed"])]}
-        facts |= {"colour": colours.get(exp, ""), "script": group["script"].iloc[0]}
+        facts["colour"] = colours.get(exp, "")
         ours.append(facts | {axis: on_grid(curves, axis) for axis in AXES})
     first = runs.iloc[0]
     lines = [{"label": x["source"], "mean": x["mean"]} for x in results.peers(folder, first)]
