@@ -25,12 +25,12 @@ sys.path[:0] = [str(ROOT / "benchmark"), str(ROOT / "tests")]
 
 import curves  # noqa: E402
 from registry import ROWS  # noqa: E402
-from scripts import Card, Script, diff_of, page_of, read_cards  # noqa: E402
+from scripts import Card, Script, annotated, diff_of, read_cards  # noqa: E402
 
 PAGES = HERE / "pages"
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#:\s]*)(#[^)\s]*)?\)")
 CARD = re.compile(r"(?m)^## (([A-Z]\d\d) .*)$")
-FAMILIES = "core atari continuous lstm multidiscrete ppg auxiliary ours".split()
+WIDE = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
 
 
 # -- Markdown --
@@ -92,9 +92,7 @@ def write_document(page: str, scripts: list[Script]) -> None:
     if page.startswith("docs/details/"):
         text = CARD.sub(places, text)
     if page == "docs/results.md":
-        text = text.replace(
-            "\n\n", "\n\nThe same runs as [curves to look into](../curves.md).\n\n", 1
-        )
+        text = text.replace("\n", "\n\nThe same as [curves to look into](../curves.md).\n", 1)
     home = "---\nhide: [navigation]\n---\n" if page == "README.md" else ""
     write(page, home + text)
 
@@ -113,83 +111,89 @@ def tree(scripts: dict[str, Script], parent: str | None = None, depth: int = 0) 
 
 
 def write_script(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
+    """A script beside the cards of its details."""
     script = scripts[row.name]
     shutil.copyfile(ROOT / script.name, PAGES / script.name)
-    children = [x.name for x in ROWS if x.parent == row.name]
-    intro = f"{script.headline}\n\n[The file]({script.name}), as it is shipped, and on this side "
-    intro += "what [the cards](docs/details.md) say of the details that stand beside it.\n\n"
+    intro = f"""{script.headline}
+
+[The file]({script.name}), as it is shipped, and on this side what [the cards](docs/details.md) say
+of the details that stand beside it.
+
+"""
     if row.parent:
         intro += f"It is [`{row.parent}.py`]({row.parent}.md) and [this](diffs/{row.name}.md). "
+    children = [f"[`{x.name}.py`](diffs/{x.name}.md)" for x in ROWS if x.parent == row.name]
     if children:
-        links = ", ".join(f"[`{x}.py`](diffs/{x}.md)" for x in children)
-        intro += f"What its children change: {links}."
+        intro += f"What its children change: {', '.join(children)}."
 
     def prose(detail: str) -> str:
         card = cards[detail]
-        out = "Left out here. " if detail in row.omitted else ""
-        title = f"**[{card.title}]({card.page}#{card.anchor})** {out}"
-        return f"{title}\n\n{linked(as_markdown(card.reasons), card.page, script.page)}"
+        out = "Left out here." if detail in row.omitted else ""
+        reasons = linked(as_markdown(card.reasons), card.page, script.page)
+        return f"**[{card.title}]({card.page}#{card.anchor})** {out}\n\n{reasons}"
 
-    write(script.page, page_of(script, intro, prose))
+    write(script.page, f"{WIDE}# {script.name}\n\n{annotated(script, intro, prose)}")
 
 
 def write_diff(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
     """The edge of the tree that ends in a script."""
     parent, child = scripts[row.parent], scripts[row.name]
     body, removed, added = diff_of(parent, child)
-    ids = [{x for line in script.marked.values() for x in line} for script in (parent, child)]
-    news = [cards[x] for x in sorted(ids[1] - ids[0])]
-    text = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
-    text += f"# {parent.name} → {child.name}\n\n"
-    text += (
-        f"From [`{parent.name}`](../{parent.page}), left, to [`{child.name}`](../{child.page}), "
+    theirs, ours = (
+        {x for ids in script.marked.values() for x in ids} for script in (parent, child)
     )
-    text += f"right: {removed} lines removed and {added} added above the plumbing.\n\n"
-    if news:
-        links = [f"[{card.title}](../{card.page}#{card.anchor})" for card in news]
-        text += f"New: {', '.join(links)}.\n\n"
+    news = [
+        f"[{cards[x].title}](../{cards[x].page}#{cards[x].anchor})" for x in sorted(ours - theirs)
+    ]
     reasons = "\n".join(f"- `{name}`: {why}" for name, why in row.different.items())
-    text += (
-        f"<details markdown><summary>What differs, and why</summary>\n\n{reasons}\n\n</details>\n\n"
-    )
-    write(f"diffs/{row.name}.md", f"{text}{body}\n")
+    text = f"""{WIDE}# {parent.name} → {child.name}
+
+From [`{parent.name}`](../{parent.page}), left, to [`{child.name}`](../{child.page}), right:
+{removed} lines removed and {added} added above the plumbing.
+
+{"New: " if news else ""}{", ".join(news)}
+
+<details markdown><summary>What differs, and why</summary>
+
+{reasons}
+
+</details>
+
+{body}
+"""
+    write(f"diffs/{row.name}.md", text)
 
 
 # -- the site --
-def fill_pages() -> dict[str, list]:
-    """pages/; what the nav does not have yet: section -> entries."""
+def write_pages() -> list:
+    """pages/, and what the nav has of the scripts."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    details = [f"docs/details/{family}.md" for family in FAMILIES]
+    pages = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
+    details = [page for page in pages if page.startswith("docs/details/")]
     cards = {x: card for page in details for x, card in read_cards(page).items()}
     scripts = {row.name: Script(row.path, cards) for row in ROWS}
-    for page in ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmark/README.md"]:
+    for page in [*pages, "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmark/README.md"]:
         write_document(page, [*scripts.values()])
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        write_document(str(path.relative_to(ROOT)), [*scripts.values()])
     for row in ROWS:
         write_script(row, scripts, cards)
         if row.parent:
             write_diff(row, scripts, cards)
     write("scripts.md", f"# The tree of scripts\n\n{tree(scripts)}")
     write("curves.md", (HERE / "curves.md").read_text().replace("OPTIONS", curves.write(PAGES)))
-    for file in ["site.css", "curves.js"]:
-        shutil.copyfile(HERE / file, PAGES / file)
-    shutil.copy(Path(plotly.__file__).parent / "package_data" / "plotly.min.js", PAGES)
+    plot = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    for path in [HERE / "site.css", HERE / "curves.js", plot]:
+        shutil.copy(path, PAGES)
     diffs = [{f"{x.parent} → {x.name}": f"diffs/{x.name}.md"} for x in ROWS if x.parent]
-    pages = [{x.name: x.page} for x in scripts.values()]
-    return {
-        "Details": details,
-        "Scripts": [{"The tree": "scripts.md"}, *pages, {"What each changes": diffs}],
-    }
+    beside = [{script.name: script.page} for script in scripts.values()]
+    return [{"The tree": "scripts.md"}, *beside, {"What each changes": diffs}]
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    made = fill_pages()
+    scripts = write_pages()
     config = load_config(str(HERE / "mkdocs.yml"))
-    for section in config["nav"]:
-        for name in section.keys() & made.keys():
-            section[name] += made[name]
+    (section,) = [section for section in config["nav"] if "Scripts" in section]
+    section["Scripts"] = scripts
     build(config)
     print(f"built {HERE / 'html'}")
 

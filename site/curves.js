@@ -71,7 +71,7 @@ function draw() {
     xaxis: { ...axis, title: { text: title }, rangemode: "tozero" },
     yaxis: { ...axis, title: { text: "return" }, automargin: true },
     margin: { l: narrow ? 40 : 60, r: 10, t: 30, b: 60 }, height: 560,
-    legend: { orientation: "h", y: -0.18 }, hovermode: "closest",
+    legend: { orientation: "h", y: -0.18 }, hovermode: "closest", hoverlabel: { namelength: -1 },
   }, { responsive: true, displaylogo: false, showSendToCloud: false })
 }
 

@@ -126,8 +126,8 @@ def row(prose: str, code: str) -> str:
     return f'<div class="row" markdown>\n{prose}\n{code}\n</div>\n'
 
 
-def page_of(script: Script, intro: str, prose_of) -> str:
-    """The Markdown of a script: prose_of(id) beside the code, then the plumbing, folded."""
+def annotated(script: Script, intro: str, prose_of) -> str:
+    """A script in rows, prose_of(id) beside its line; then the plumbing, folded."""
     parts = []
     for start, end, ids in script.rows():
         prose = "\n\n".join(prose_of(x) for x in ids) if start > 1 else intro
@@ -136,8 +136,7 @@ def page_of(script: Script, intro: str, prose_of) -> str:
     summary = f"Plumbing, {end - script.ruler} lines: files, flags, logging, videos"
     plumbing = script.code(script.ruler + 1, end, "")
     parts.append(f"<details><summary>{summary}</summary>{plumbing}</details>\n")
-    front = "---\nhide: [navigation, toc]\nsearch: {exclude: true}\n---\n"
-    return f'{front}# {script.name}\n\n<div class="annotated" markdown>\n{"".join(parts)}</div>\n'
+    return f'<div class="annotated" markdown>\n{"".join(parts)}</div>\n'
 
 
 def pair(parent: Script, child: Script, kind: str, a: range, b: range) -> str:
