@@ -104,9 +104,9 @@ class Script:
 
     def start_of(self, line: int) -> int:
         """The first line of the statement that a line belongs to, with the comments above it."""
-        start = max(first for first, last in self.statements if first <= line <= last)
-        if self.lines[line - 1].lstrip().startswith("#"):
-            start = line
+        start = line
+        if not self.lines[line - 1].lstrip().startswith("#"):
+            start = max(first for first, last in self.statements if first <= line <= last)
         while self.lines[start - 2].lstrip().startswith(("#", "@")):
             start -= 1
         return start
