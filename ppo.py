@@ -12,9 +12,9 @@ Read:   down to the line of "=" below `train`. Tags such as [C05] number the det
         Implementation Details of PPO" (Huang et al., ICLR Blog Track 2022); [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action is one of A.
-Unlike CleanRL: dones[t] says that step t ended an episode; current_obs is CleanRL's next_obs, and
-        next_obs[t] what step t led to, also at the end of an episode; time limits bootstrap [S01];
-        values are computed after the rollout; logged losses are means over all minibatches.
+Readers of CleanRL: dones[t] says that step t ended an episode; current_obs is CleanRL's next_obs,
+        and next_obs[t] what step t led to, also at the end of an episode; time limits bootstrap
+        [S01]; values are computed after the rollout; logged losses are means over all minibatches.
 """
 
 import json

@@ -14,9 +14,9 @@ Read:   beside ppo.py, down to the line of "=" below `train`. [L01] to [L05] are
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch holds all T steps
         of n environments. An observation has O numbers, which become F = 64 features; an action
         is one of A. The memory is the LSTM's h and c in one tensor (2, n, H), with H = 128.
-From CleanRL: begins_anew is CleanRL's dones; dones[t] says that step t ended an episode. Policy and
-        value share a network, and values reach 100 here: hence the tiny --vf-coef. With rewards
-        of another size try 0.5.
+Readers of CleanRL: begins_anew is CleanRL's dones; dones[t] says that step t ended an episode.
+        Policy and value share a network, and values reach 100 here: hence the tiny --vf-coef. With
+        rewards of another size try 0.5.
 """
 
 import json
