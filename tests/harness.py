@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -97,13 +96,20 @@ def play_frames(module, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module, "Agent", one_layer_agent(module))
 
 
-def steady(script: Script, patch: pytest.MonkeyPatch) -> dict:
+def small_games(script: Script, patch: pytest.MonkeyPatch, module=None) -> None:
+    """Real ones, and convolutions, would take most of the time of a test."""
+    module = module or script.module
+    if script.games and script.reset_rows:
+        play_frames(module, patch)
+    elif script.games:
+        patch.setattr(module, "Agent", one_layer_agent(module))
+
+
+def steady(script: Script) -> dict:
     """Fields of a run that resumes to the bit: its episodes end with its rollouts.
 
     Procgen's games need nothing: the checkpoint has their state.
     """
-    if script.games and script.reset_rows:
-        play_frames(script.module, patch)
     return {} if script.games else {"env_id": script.env("Steady")}
 
 
@@ -235,51 +241,3 @@ def wait_for(condition, running: subprocess.Popen) -> None:
     while not condition():
         assert running.poll() is None and time.monotonic() < deadline, running.poll()
         time.sleep(0.01)
-
-
-# -- CleanRL's flags --
-# In their order. save_model, upload_model and hf_entity are left out (a checkpoint is always
-# written), and batch_size, minibatch_size and num_iterations, which only CleanRL itself fills.
-CLEANRL = {
-    "exp_name": "ppo",
-    "seed": 7,
-    "torch_deterministic": True,
-    "cuda": True,
-    "track": False,
-    "wandb_project_name": "cleanRL",
-    "wandb_entity": "team",
-    "capture_video": False,
-    "env_id": "CartPole-v1",
-    "total_timesteps": 500_000,
-    "learning_rate": 2.5e-4,
-    "num_envs": 4,
-    "num_steps": 128,
-    "anneal_lr": True,
-    "gamma": 0.99,
-    "gae_lambda": 0.95,
-    "num_minibatches": 4,
-    "update_epochs": 4,
-    "norm_adv": True,
-    "clip_coef": 0.2,
-    "clip_vloss": True,
-    "ent_coef": 0.01,
-    "vf_coef": 0.5,
-    "max_grad_norm": 0.5,
-    "target_kl": 0.01,
-}
-
-
-def check_flags_of_cleanrl(script: Script) -> None:
-    """They parse and have its order; some stand for others, and some mean nothing here."""
-    module = script.module
-    names = [field.name for field in fields(module.Args)]
-    given = {name: value for name, value in CLEANRL.items() if name not in script.lacks}
-    given = {script.epochs if n == "update_epochs" else n: value for n, value in given.items()}
-    assert [name for name in names if name in given] == list(given)
-    of_this_script = ("env_id", "env_backend")  # EnvPool makes no videos
-    given |= {name: script.tiny[name] for name in of_this_script if name in script.tiny}
-    for switches in (True, False):
-        given |= {name: switches for name, value in given.items() if isinstance(value, bool)}
-        flags = [word for item in given.items() for word in flag_of(*item)]
-        args = module.parse_args(flags)
-        assert {name: getattr(args, name) for name in given} == given

@@ -376,16 +376,6 @@ runpy.run_path("{script}", run_name="__main__")
     assert checkpoint_of(run_dir)["iteration"] == 12 and done.stdout.count("run: ") == 1
 
 
-@pytest.mark.e2e
-@all_cases
-def test_what_all_processes_would_say_is_one_line(name, tmp_path):
-    known = "--gamma (2.0) must be between 0 and 1", "the losses are not finite"  # to all, to one
-    for flags, words in zip(({"gamma": 2.0}, {"learning_rate": 1e30}), known):
-        done = torchrun(SIZE, script_of(name, tmp_path), *flags_of(CASES[name] | flags))
-        lines = re.findall(r"(?m)\berror: .*|^\w*Error.*", done.stderr)
-        assert done.returncode != 0 and len(lines) == 1 and words in lines[0], done.stderr
-
-
 def documented(pattern: str) -> list[str]:
     text = "\n".join(page.read_text() for page in pages()).replace("\\\n", " ")
     return list(dict.fromkeys(re.findall(rf"(?m)^({pattern}[^#\n]*)", text)))
