@@ -57,8 +57,7 @@ class Script:
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
     zero: set[str] = field(default_factory=lambda: ZERO)  # numeric fields that may be 0
     negative: set[str] = field(default_factory=set)  # and less
-    # Of this script only -> words: what the parser refuses, and what the script does
-    bad_flags: dict[str, list[str]] = field(default_factory=dict)
+    # Bad flags of this script only -> words
     bad_values: dict[str, list[str]] = field(default_factory=dict)
     # Fields that --resume and --evaluate may change
     free: set[str] = field(default_factory=lambda: FREE)
@@ -246,7 +245,6 @@ MUJOCO = Script(
     ),
     zero=ZERO | {"init_log_std", "clip_obs", "clip_reward"},
     negative={"init_log_std"},
-    bad_flags={"--env-backend ray": ["--env-backend"], "--activation gelu": ["--activation"]},
     free=FREE | {"compile"},
 )
 
@@ -286,7 +284,6 @@ TRPO = Script(
     lacks={"vf_coef", "target_kl"},
     zero=MUJOCO.zero - {"vf_coef"} | {"cg_damping"},
     negative=MUJOCO.negative,
-    bad_flags=MUJOCO.bad_flags,
     free=MUJOCO.free,
     annealing={"anneal_lr"},  # and max_kl_final, which is a number: tests/test_trpo.py
     tags=TAGS - {"losses/clipfrac"} | {"losses/step_fraction"},
@@ -326,7 +323,6 @@ ATARI_SCRIPT = Script(
     ),
     other_shape={"shared_network": False},
     zero=ZERO | {"repeat_action_probability"},
-    bad_flags={"--env-backend async": ["--env-backend"]},
     free=FREE | {"compile", "env_threads"},
     free_to_play={"env_backend"},
 )
@@ -369,7 +365,6 @@ PIXELS = Script(
     ),
     zero=ZERO | {"init_log_std", "image_size"},
     negative={"init_log_std"},
-    bad_flags={"--env-backend ray": ["--env-backend"]},
     free=FREE | {"compile"},
 )
 
@@ -408,7 +403,6 @@ ATARI_LSTM = Script(
     ),
     other_shape={"frame_stack": 2},
     zero=ATARI_SCRIPT.zero,
-    bad_flags=ATARI_SCRIPT.bad_flags,
     free=ATARI_SCRIPT.free,
     free_to_play=ATARI_SCRIPT.free_to_play,
 )
@@ -443,7 +437,6 @@ MULTI = Script(
         "train: advantages, train: update, check_args, PlainEnv.__init__, PlainEnv.reset, "
         "PlainEnv.step, make_env, try_env, make_envs, evaluate"
     ),
-    bad_flags={"--env-backend ray": ["--env-backend"]},
 )
 
 MICRORTS = Script(
@@ -472,7 +465,6 @@ MICRORTS = Script(
         "provenance, evaluate"
     ),
     zero=ZERO | {"frame_skip"},
-    bad_flags=MULTI.bad_flags,
     free=MULTI.free | {"compile"},
     tags=TAGS | {"charts/idle"},
 )
@@ -510,10 +502,6 @@ PROCGEN_SCRIPT = Script(
     ),
     zero=ZERO
     | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
-    bad_flags={
-        "--distribution-mode extreme": ["--distribution-mode", "easy", "hard"],
-        "--eval-levels test": ["--eval-levels", "train", "unseen"],
-    },
     free=FREE | {"compile", "env_threads", "micro_batch", "eval_levels"},
 )
 
@@ -541,11 +529,6 @@ PPG = Script(
         "checkpoint, check_runs, check_args, Log.iteration"
     ),
     zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
-    bad_flags=PROCGEN_SCRIPT.bad_flags
-    | {
-        "--arch single": ["--arch", "detach", "dual", "shared"],
-        "--init xavier": ["--init", "torch", "orthogonal", "normed"],
-    },
     free=PROCGEN_SCRIPT.free,
     tags=TAGS
     | {"time/auxiliary"}

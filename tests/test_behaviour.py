@@ -316,13 +316,6 @@ def test_what_the_next_call_of_a_cuda_graph_overwrites_is_copied(monkeypatch):
 
 
 # -- processes --
-def test_mujoco_async_is_sync_in_other_processes(run_mujoco):
-    big = {"num_steps": 128, "total_timesteps": 768}
-    big |= REAL[mujoco]
-    results = [run_mujoco(env_backend=backend, **big) for backend in ("sync", "async")]
-    assert torch.equal(*map(weights_of, results))
-    episodes = [episodes_of(result["run_dir"]) for result in results]
-    assert episodes[0] == episodes[1] and len(episodes[0]) > 10
 
 
 # -- staggered resets --

@@ -32,7 +32,6 @@ import tables  # noqa: E402
 
 RECIPES = list(results.read_recipes().groupby(["suite", "recipe"], sort=False).groups)
 VARIABLES = "ENVS SEEDS STEPS SUFFIX FLAGS WORKERS THREADS GPUS TASK".split()
-ENVS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 CARTPOLE = {
     "ENVS": "CartPole-v1",
     "SEEDS": "1",
@@ -257,16 +256,6 @@ def test_what_would_go_wrong_unnoticed_is_refused(variables, words, here, monkey
         run.plan("atari", ["nonsense"])
 
 
-def test_flags_that_change_no_learning_are_for_every_run(here, monkeypatch):
-    monkeypatch.setenv("FLAGS", "--track --no-cuda")
-    runs = run.with_flags(run.plan("classic", ["default"]))
-    assert all(each.flags[-2:] == ("--track", "--no-cuda") for each in runs)
-    monkeypatch.setenv("FLAGS", "--gamma 0.9")
-    monkeypatch.setenv("SUFFIX", "_mine")
-    (each, *_) = run.with_flags(run.plan("classic", ["lunar"]))
-    assert run.asked_by(each)["gamma"] == 0.9 and each.folder == "classic_mine"
-
-
 # -- training, with a stand-in that takes no time --
 FAKE = """
 import json, os, shutil, sys
@@ -483,21 +472,6 @@ def test_every_switch_of_the_continuous_script_is_in_the_details():
     for name, default in vars(script.Args()).items():
         if isinstance(default, bool) and name not in others:
             assert f"--{'no-' if default else ''}{name.replace('_', '-')}" in flags
-
-
-def test_effects_are_shares_over_all_tasks(put):
-    """A change that lacks a task, or seeds, has none yet."""
-    rng, shares = np.random.default_rng(0), []
-    for env, size in zip(ENVS, (1000, 2000, 4000)):
-        x, y = rng.normal(size, size / 10, 5), rng.normal(0.8 * size, size / 10, 5)
-        put("ablation_details", env, "published", x.tolist())
-        put("ablation_details", env, "no_norm_obs", y.tolist())
-        shares.append(y.mean() / x.mean() - 1)
-    put("ablation_details", "Hopper-v4", "relu", [1.0, 2.0])
-    (effect,) = tables.effects()
-    assert effect["detail"] == "M06" and effect["shares"] == pytest.approx(shares)
-    assert effect["mean"] == pytest.approx(np.mean(shares))
-    assert effect["low"] < effect["mean"] < effect["high"] < 0
 
 
 # -- statistics --

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import one_layer, tiny
 from harness import killed, play_frames, resume
 from registry import ATARI_LSTM, LSTM_SCRIPT
+from watch import assert_orthogonal
 
 import ppo_atari_lstm as atari
 import ppo_lstm as ppo
@@ -18,9 +19,7 @@ both = pytest.mark.parametrize("script", [ppo, atari], ids=lambda script: script
 
 
 class Counting(gym.Env):
-    """Observes (step of the episode, its number k) / 4; ends after 1 + k % 5 steps, if k is odd by
-    a time limit.
-    """
+    """Observes (step, episode k) / 4; ends after 1 + k % 5 steps, if k is odd by a limit."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = gym.spaces.Discrete(3)
@@ -265,9 +264,7 @@ def test_weights_are_the_published_ones(script):
     gains = [2**0.5] * len(shapes) + [0.01, 1.0, 1.0, 1.0]
     weights = [layer.weight for layer in layers] + [lstm.weight_ih_l0, lstm.weight_hh_l0]
     for weight, gain in zip(weights, gains, strict=True):
-        weight = weight.detach().flatten(1).double()
-        gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
-        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram)).double(), atol=1e-4, rtol=0)
+        assert_orthogonal(weight, gain)
     for bias in [layer.bias for layer in layers] + [lstm.bias_ih_l0, lstm.bias_hh_l0]:
         assert (bias == 0).all()
     assert (make_agent(script, ortho_init=False).lstm.bias_ih_l0 != 0).any()
@@ -357,15 +354,14 @@ def test_an_evaluation_carries_the_memory_through_each_episode(runner):
     assert returns == expected and forgetful > 0
 
 
-@pytest.mark.parametrize(
-    "env_backend, episodic_life", [("gymnasium", True), ("gymnasium", False), ("envpool", True)]
-)
+@pytest.mark.parametrize("env_backend, episodic_life", [("gymnasium", False), ("envpool", True)])
 def test_an_evaluation_forgets_a_lost_life_if_training_does(
     env_backend, episodic_life, runner, monkeypatch, spy
 ):
     """An episode begins in the first row and in each that follows a reset, and in no other."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
+    one_layer(atari, monkeypatch)
     game = {"env_id": "Breakout", "env_backend": env_backend, "episodic_life": episodic_life}
     limit = {"max_episode_steps": 27_000 if episodic_life else 100}
     run_dir = runner(atari)(**game, **limit, num_steps=2, total_timesteps=8)["run_dir"]
