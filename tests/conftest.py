@@ -289,12 +289,6 @@ def script(request):
 
 
 @pytest.fixture
-def args_of(script):
-    """Args of a small run of `script`."""
-    return partial(tiny, script)
-
-
-@pytest.fixture
 def run_script(script, runner):
     return runner(script)
 

@@ -39,6 +39,7 @@ class Script:
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
     by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
+    inside: dict = field(default_factory=dict)  # fields of one in the tests' own process
     discrete: bool = False  # it plays `NameDiscrete-v0` of tests/envs.py
     images: bool = False  # it plays `NameImage-v0` of tests/envs.py
     games: bool = False  # it plays its own games only, none of tests/envs.py
@@ -342,6 +343,7 @@ PIXELS = Script(
     images=True,
     parent="ppo",
     tiny={"env_id": "CartPole-v1", "image_size": 12, "cuda": False, "compile": False} | TINY,
+    inside={"env_id": "ColourDiscrete-v0"},  # images that need not be rendered
     wrong_env={
         "ALE/Pong-v5": ["--env-id (ALE/Pong-v5)", "ppo_atari.py"],
         "PongNoFrameskip-v4": ["--env-id (PongNoFrameskip-v4)", "ppo_atari.py"],

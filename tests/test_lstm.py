@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import one_layer, tiny
-from harness import killed, play_frames, resume
+from harness import killed, play_frames, resume, watch_envs
 from registry import ATARI_LSTM, LSTM_SCRIPT
 from watch import assert_orthogonal
 
@@ -365,21 +365,9 @@ def test_an_evaluation_forgets_a_lost_life_if_training_does(
     game = {"env_id": "Breakout", "env_backend": env_backend, "episodic_life": episodic_life}
     limit = {"max_episode_steps": 27_000 if episodic_life else 100}
     run_dir = runner(atari)(**game, **limit, num_steps=2, total_timesteps=8)["run_dir"]
-    acts, ends, make_envs = spy(atari.Agent, "act"), [], atari.make_envs
-
-    def make_watched(*args):
-        envs = make_envs(*args)
-        step = envs.step
-
-        def watched_step(actions):
-            result = step(actions)
-            ends.append(result[2] | result[3])
-            return result
-
-        envs.step = watched_step
-        return envs
-
-    monkeypatch.setattr(atari, "make_envs", make_watched)
+    acts, ends = spy(atari.Agent, "act"), []
+    step = lambda result, actions: ends.append(result[2] | result[3]) or result  # noqa: E731
+    watch_envs(ATARI_LSTM, monkeypatch, step=step)
     args = atari.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"])
     atari.evaluate(args, run_dir)
     begins_anew = np.array([inputs[2].numpy() == 1 for inputs, _ in acts])  # (steps, 2)
