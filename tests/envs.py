@@ -320,11 +320,24 @@ class Broken(Toy):
 
 # -- spaces --
 class Spaces(gym.Env):
-    """Nothing but its spaces: no run gets as far as a reset."""
+    """Any spaces; ends after five steps. `acted` has the actions of all of them."""
+
+    acted: list = []
 
     def __init__(self, observation_space, action_space, render_mode=None):
         self.observation_space, self.action_space = observation_space, action_space
         self.render_mode = render_mode
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.acted.append(np.array(action))
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 5, False, {}
 
 
 def register() -> None:

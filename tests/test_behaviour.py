@@ -296,25 +296,6 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(run_mujoco, monke
     assert len(calls) == 1  # not once an iteration
 
 
-def test_what_the_next_call_of_a_cuda_graph_overwrites_is_copied(monkeypatch):
-    """By one that returns the same memory each time, as on a card; a loss keeps its gradient."""
-    memory = torch.zeros(2)
-
-    def graph(weight: torch.Tensor):
-        loss = weight**2
-        memory.copy_(torch.stack([loss, 2 * loss]).detach())
-        return loss, {"first": memory[0], "second": memory[1]}
-
-    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    call = mujoco.compiled(graph, torch.device("cuda"))
-    weight = torch.tensor(3.0, requires_grad=True)
-    loss, stats = call(weight)
-    call(weight + 1)
-    assert stats == {"first": 9, "second": 18} and memory.tolist() == [16, 32]
-    loss.backward()
-    assert weight.grad == 6
-
-
 # -- processes --
 
 

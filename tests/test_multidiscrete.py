@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs import Spaces
 from gymnasium.utils import seeding
 from watch import assert_orthogonal, checkpoint_of, scalars_of
 
@@ -98,26 +99,6 @@ class Masked(gym.Env):
 for form in "flat rows idle dead-end empty nan short late stops swapped".split():
     for source in ("info", "dict", "method", "array", "list"):
         gym.register(f"Masked-{form}-{source}-v0", Masked, kwargs={"form": form, "source": source})
-
-
-class Spaces(gym.Env):
-    """Any spaces; ends after 5 steps. `acted` has the actions of all of them."""
-
-    acted: list = []
-
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        self.acted.append(np.array(action))
-        self.t += 1
-        return self.observation_space.sample(), 1.0, self.t == 5, False, {}
 
 
 @pytest.fixture
