@@ -560,10 +560,10 @@ def evaluate(run_dir: Path, *flags: str) -> list[float]:
     return ppo.evaluate(ppo.parse_args(["--evaluate", str(run_dir), *flags]), run_dir)
 
 
-@backends
-def test_evaluation_plays_whole_games(env_backend, run_atari_fast, monkeypatch, recorded):
+@no_envpool
+def test_evaluation_plays_whole_games(run_atari_fast, monkeypatch, recorded):
     """Side by side, over all their lives: a new agent, and one that never presses FIRE itself."""
-    run_dir = run_atari_fast(env_backend=env_backend, **SHORT)["run_dir"]
+    run_dir = run_atari_fast(env_backend="envpool", **SHORT)["run_dir"]
     moves, after = [], 0.0
     monkeypatch.setattr(ppo.tqdm, "update", lambda bar, n: moves.append(n))
     for act in ("drawn", "nothing"):
@@ -587,12 +587,12 @@ def test_evaluation_plays_whole_games(env_backend, run_atari_fast, monkeypatch, 
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@backends
-def test_filmed_games_are_those_evaluated(env_backend, run_atari_fast, monkeypatch, capsys):
+@no_envpool
+def test_filmed_games_are_those_evaluated(run_atari_fast, monkeypatch, capsys):
     """Played in turns, a film each, from the first frame that the agent may see to the last. What
     EnvPool has learned is filmed, or played, without it.
     """
-    flags = {"env_id": "Breakout", "env_backend": env_backend, "max_episode_steps": 200}
+    flags = {"env_id": "Breakout", "env_backend": "envpool", "max_episode_steps": 200}
     run_dir = run_atari_fast(**flags, **SHORT)["run_dir"]
     films, write = [], gym.wrappers.RecordVideo.stop_recording
     counted = lambda film: films.append(len(film.recorded_frames)) or write(film)  # noqa: E731
@@ -607,10 +607,9 @@ def test_filmed_games_are_those_evaluated(env_backend, run_atari_fast, monkeypat
     assert sum(films) == len(steps) + 3 and f"videos: {run_dir}" in capsys.readouterr().out
     names = {file.name for file in run_dir.glob("eval_videos_*/*") if file.stat().st_size > 1000}
     assert names == {f"rl-video-episode-{i}.mp4" for i in range(3)}
-    if env_backend == "envpool":
-        flags = ["--evaluate", str(run_dir), "--eval-episodes", "1"]
-        assert lacks(message_of(SCRIPT, *flags), ["EnvPool", "--env-backend gymnasium"]) == []
-        assert ppo.parse_args([*flags, "--env-backend", "gymnasium"]).evaluate
+    flags = ["--evaluate", str(run_dir), "--eval-episodes", "1"]
+    assert lacks(message_of(SCRIPT, *flags), ["EnvPool", "--env-backend gymnasium"]) == []
+    assert ppo.parse_args([*flags, "--env-backend", "gymnasium"]).evaluate
 
 
 def test_a_run_of_a_gpu_is_evaluated_without_one_and_says_so(run_atari_fast, monkeypatch, capsys):
