@@ -56,6 +56,9 @@ def elsewhere(path: Path, ours: dict, first: dict) -> list[str]:
     return found
 
 
+FIRST = {case.script: name for name, case in reversed(equal.CASES.items())}  # of each script
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", equal.CASES)
 def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path):
@@ -67,5 +70,6 @@ def test_our_side_still_ends_where_the_original_does(name, monkeypatch, tmp_path
     case, file = equal.CASES[name], Path("weights.pt")
     ours = equal.train_ours(case, file)
     assert elsewhere(path, ours, torch.load(file)) == []
-    changed = equal.train_ours(case, file, gae_lambda=0.94)
-    assert elsewhere(path, changed, torch.load(file)) != []
+    if name in FIRST.values():
+        changed = equal.train_ours(case, file, gae_lambda=0.94)
+        assert elsewhere(path, changed, torch.load(file)) != []

@@ -821,16 +821,14 @@ def test_a_reward_of_two_numbers_is_refused_with_its_shape():
 @each_text_of(*PLAIN, rows=VECTORS)
 def test_observations_of_odd_shape_and_dtype(script, monkeypatch):
     """The networks see the same in training and in evaluation, or one line says why not."""
-    agent, seen = script.module.Agent, []
-    act, get_value = agent.act, agent.get_value
-    monkeypatch.setattr(
-        agent,
-        "act",
-        lambda self, obs, *rest, **kw: seen.append(obs.clone()) or act(self, obs, *rest, **kw),
-    )
-    monkeypatch.setattr(
-        agent, "get_value", lambda self, obs, *rest: seen.append(obs) or get_value(self, obs, *rest)
-    )
+    seen = []
+    for name in ("act", "get_value"):
+
+        def watched(agent, obs, *rest, original=getattr(script.module.Agent, name), **greedy):
+            seen.append(obs.clone())
+            return original(agent, obs, *rest, **greedy)
+
+        monkeypatch.setattr(script.module.Agent, name, watched)
     for i, (kind, (space, _, meant)) in enumerate(envs.Odd.KINDS.items()):
         env = {"env_id": script.env(f"Odd{i}"), "exp_name": kind, "total_timesteps": 64}
         env |= {"norm_obs": False} if script.name in ROBOTS else {}
@@ -954,7 +952,8 @@ def test_a_script_alone_in_a_directory_is_killed_twice_and_resumed(script, tmp_p
     first = words
     for _ in range(2):
         start = command(script, *words, path=how["path"])
-        running = subprocess.Popen(start, env=how["env"], stdout=-3, stderr=subprocess.PIPE)
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        running = subprocess.Popen(start, env=how["env"], **pipes)
         checkpoints = lambda: tmp_path.glob("runs/*/checkpoint.pt")  # noqa: E731
         age = lambda: max((file.stat().st_mtime_ns for file in checkpoints()), default=0)  # noqa: E731
         for _ in range(4):

@@ -275,14 +275,13 @@ def test_parts_of_a_minibatch_add_up_to_its_gradient(phase, size, sizes, monkeyp
     assert error < 1e-4 * sum(grad.square().sum() for grad in grads).sqrt()
 
 
-@scripts
-def test_a_cpu_computes_64_samples_at_a_time(script, run_procgen_fast, spy):
+def test_a_cpu_computes_64_samples_at_a_time(run_procgen_fast, spy):
     """oneDNN's convolutions are slow with more; --micro-batch says how many."""
-    calls = spy(script, "minibatch_loss")
-    size = {"num_steps": 64, "num_minibatches": 2, "total_timesteps": 256} | LIGHT[script]
+    calls = spy(ppo, "minibatch_loss")
+    size = {"num_steps": 64, "num_minibatches": 2, "total_timesteps": 256} | LIGHT[ppo]
     for micro_batch, sizes in ((0, {64}), (48, {48, 32}), (1000, {128})):
         calls.clear()
-        run_procgen_fast(script, micro_batch=micro_batch, **size)
+        run_procgen_fast(ppo, micro_batch=micro_batch, **size)
         assert {len(mb["obs"]) for (_, mb, *_), _ in calls} == sizes
 
 
@@ -781,17 +780,16 @@ def test_rollouts_are_read_without_keeping_them_in_memory(tmp_path):
 
 # -- evaluation --
 @pytest.mark.parametrize("levels", ["train", "unseen"])
-@scripts
-def test_evaluation_plays_the_levels_it_says(script, levels, recorded, run_procgen_fast, capsys):
+def test_evaluation_plays_the_levels_it_says(levels, recorded, run_procgen_fast, capsys):
     """With the pages' commands: those of training or all above; whole games, unscaled."""
     levels_of_the_run = {"train": "unseen", "unseen": "train"}[levels]
     few = {"env_id": "fruitbot", "num_levels": 30, "start_level": 5, "clip_reward": 0.01}
-    run_dir = run_procgen_fast(script, eval_levels=levels_of_the_run, **few)["run_dir"]
+    run_dir = run_procgen_fast(ppg, eval_levels=levels_of_the_run, **few)["run_dir"]
     trained = {seed for *_, seeds in recorded for seed in seeds}
     recorded.clear()
     replaced = {"runs/NAME": str(run_dir), "200": "3"}
     play = [replaced.get(word, word) for word in documented_flags(f"--eval-levels {levels}")]
-    evaluate = lambda flags: script.evaluate(script.parse_args(flags), run_dir)  # noqa: E731
+    evaluate = lambda flags: ppg.evaluate(ppg.parse_args(flags), run_dir)  # noqa: E731
     returns = evaluate(play)
     first, expected = [False] * 3, np.zeros(3)
     for _, reward, done, _ in recorded:
