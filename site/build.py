@@ -145,22 +145,6 @@ def write_diff(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
     news = [
         f"[{cards[x].title}](../{cards[x].page}#{cards[x].anchor})" for x in sorted(ours - theirs)
     ]
-    reasons = "\n".join(f"- `{name}`: {why}" for name, why in row.different.items())
-    text = f"""{WIDE}# {parent.name} → {child.name}
-
-From [`{parent.name}`](../{parent.page}), left, to [`{child.name}`](../{child.page}), right:
-{removed} lines removed and {added} added above the plumbing.
-
-{"New: " if news else ""}{", ".join(news)}
-
-<details markdown><summary>What differs, and why</summary>
-
-{reasons}
-
-</details>
-
-{body}
-"""
     write(f"diffs/{row.name}.md", text)
 
 

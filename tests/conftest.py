@@ -173,7 +173,8 @@ def tiny(script, **changes):
     known = {field.name for field in fields(script.Args)}
     small = {name: value for name, value in SMALL.items() if name in known}
     small |= SMALL_OF[script] | changes
-    if script is ppo and small["env_id"].removesuffix("-v0") in SCRIPTED:
+    discrete = script in (ppo, ppo_multidiscrete, ppo_microrts)
+    if discrete and small["env_id"].removesuffix("-v0") in SCRIPTED:
         small["env_id"] = small["env_id"].replace("-v0", "Discrete-v0")
     return script.Args(**small)
 
@@ -193,22 +194,6 @@ def runner(tmp_path, monkeypatch):
         return result | {"run_dir": directory / result["run_dir"]}
 
     return lambda script: partial(train, script)
-
-
-@pytest.fixture
-def tiny_mujoco():
-    return partial(tiny, mujoco)
-
-
-@pytest.fixture
-def tiny_atari():
-    return partial(tiny, ppo_atari)
-
-
-@pytest.fixture
-def tiny_procgen():
-    """`tiny_procgen(script, **changes)`"""
-    return tiny
 
 
 @pytest.fixture
@@ -301,12 +286,6 @@ def everything_is_there(monkeypatch):
 @pytest.fixture(params=[ppo, mujoco], ids=lambda script: script.__name__)
 def script(request):
     return request.param
-
-
-@pytest.fixture
-def args_of(script):
-    """Args of a small run of `script`."""
-    return partial(tiny, script)
 
 
 @pytest.fixture

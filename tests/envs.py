@@ -12,7 +12,6 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Sequence, Tuple
 
 VECTOR = Box(-np.inf, np.inf, (3,))
-MODULE_RNG = np.random.default_rng(0)
 
 
 class Toy(gym.Env):
@@ -227,20 +226,10 @@ class Seeds(Toy):
 
 
 class Coin(Toy):
-    """What it shows is drawn by a generator that is not its own."""
-
-    DRAWS = {
-        "random": random.random,
-        "numpy": lambda: np.random.rand(),
-        "torch": lambda: torch.rand(()).item(),
-    }
-
-    def __init__(self, source: str, **kwargs):
-        super().__init__(**kwargs)
-        self.draw = self.DRAWS[source]
+    """What it shows is drawn by generators that are not its own."""
 
     def observe(self):
-        return np.full(3, self.draw(), np.float32)
+        return np.float32([random.random(), np.random.rand(), torch.rand(()).item()])
 
 
 # -- games --
@@ -331,17 +320,30 @@ class Broken(Toy):
 
 # -- spaces --
 class Spaces(gym.Env):
-    """Nothing but its spaces: no run gets as far as a reset."""
+    """Any spaces; ends after five steps. `acted` has the actions of all of them."""
+
+    acted: list = []
 
     def __init__(self, observation_space, action_space, render_mode=None):
         self.observation_space, self.action_space = observation_space, action_space
         self.render_mode = render_mode
 
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.acted.append(np.array(action))
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 5, False, {}
+
 
 def register() -> None:
     for kind in (Steady, Infos, RewardArray, RewardTensor, RewardBool, RewardPair, Seeds):
         add(kind.__name__, kind)
-    for kind in (Screen, Endless, Blind, BlindToo, Failing, Broken):
+    for kind in (Coin, Screen, Endless, Blind, BlindToo, Failing, Broken):
         add(kind.__name__, kind)
     for i, kind in enumerate(Odd.KINDS):
         add(f"Odd{i}", Odd, kind=kind)
@@ -353,8 +355,6 @@ def register() -> None:
     add("AnotherShape", Picture, space=bytes_, gives=lambda image: image[:7])
     add("Colour", Colour, discrete=False)
     gym.register("Dict-v0", lambda **given: WithSpeed(Colour(**given)))
-    for source in Coin.DRAWS:
-        add(f"Coin_{source}", Coin, source=source)
     image, vector = Box(0, 255, (8, 8, 3), np.uint8), Box(-1, 1, (2,))
     huge = np.float32([3e38])
     for name, observation_space, action_space in [

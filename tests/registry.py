@@ -17,6 +17,21 @@ ROOT = Path(__file__).resolve().parent.parent
 RULER = "# ============ plumbing: nothing below is needed to understand the algorithm ============"
 
 
+def names(text: str) -> set[str]:
+    return set(text.split(", "))
+
+
+LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl approx_kl_max clipfrac grad_norm"
+TAGS = {f"losses/{name}" for name in [*LOSSES.split(), "explained_variance"]}
+TAGS |= {"charts/episodic_return", "charts/episodic_length", "charts/learning_rate", "charts/SPS"}
+TAGS |= {"time/rollout", "time/update", "eval/episodic_return"}
+
+ZERO = {"seed", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"}
+ZERO |= {"checkpoint_seconds", "eval_episodes"}
+FREE = {"init_from", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
+FREE |= {"checkpoint_seconds", "eval_episodes", "eval_deterministic"}
+
+
 @dataclass(frozen=True)
 class Script:
     name: str
@@ -24,30 +39,33 @@ class Script:
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
     by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
+    inside: dict = field(default_factory=dict)  # fields of one in the tests' own process
     discrete: bool = False  # it plays `NameDiscrete-v0` of tests/envs.py
     images: bool = False  # it plays `NameImage-v0` of tests/envs.py
     games: bool = False  # it plays its own games only, none of tests/envs.py
     parent: str | None = None
-    # What exists in the parent too and has another text, and why. `train: update` is the block of
-    # train under the ruler `# -- update --`, `train: set-up` what stands before the loop.
-    different: dict[str, str] = field(default_factory=dict)
+    # What exists in the parent too and has another text. `train: update` is the block of train
+    # under the ruler `# -- update --`, `train: set-up` what stands before the loop.
+    different: set[str] = field(default_factory=set)
     whole_sequences: bool = False  # a minibatch has all steps of its environments
     reset_rows: bool = False  # a reset takes a row of the rollout, which is no step
     epochs: str = "update_epochs"  # the field of passes over a rollout
     loss: str = "ppo_loss"  # the function that gets every minibatch, or its indices
     lacks: set[str] = field(default_factory=set)  # flags of CleanRL that mean nothing here
-    saved: set[int] = field(default_factory=set)  # iterations whose checkpoint needs no clock
     other_shape: dict = field(default_factory=dict)  # fields that give weights of other shapes
     card: dict = field(default_factory=dict)  # fields of a tiny run on a GPU, tests/test_cuda.py
     python: str = ">=3.11,<3.14"
     omitted: set[str] = field(default_factory=set)  # `# ~[S01] why` says why there is none
-    zero: set[str] = field(default_factory=set)  # numeric fields that may be 0
+    zero: set[str] = field(default_factory=lambda: ZERO)  # numeric fields that may be 0
     negative: set[str] = field(default_factory=set)  # and less
-    bad_flags: dict[str, list[str]] = field(default_factory=dict)  # of this script only -> words
-    free: set[str] = field(default_factory=set)  # fields that --resume and --evaluate may change
+    # Bad flags of this script only -> words
+    bad_values: dict[str, list[str]] = field(default_factory=dict)
+    # Fields that --resume and --evaluate may change
+    free: set[str] = field(default_factory=lambda: FREE)
     free_to_play: set[str] = field(default_factory=set)  # what --evaluate may also change
-    annealing: set[str] = field(default_factory=set)  # switches that fix --total-timesteps
-    tags: set[str] = field(default_factory=set)  # of TensorBoard
+    # Switches that fix --total-timesteps, and tags of TensorBoard
+    annealing: set[str] = field(default_factory=lambda: {"anneal_lr", "anneal_clip"})
+    tags: set[str] = field(default_factory=lambda: TAGS)
 
     @property
     def path(self) -> Path:
@@ -86,16 +104,6 @@ class Script:
     def module(self) -> ModuleType:
         return import_module(self.name)
 
-
-LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl approx_kl_max clipfrac grad_norm"
-TAGS = {f"losses/{name}" for name in [*LOSSES.split(), "explained_variance"]}
-TAGS |= {"charts/episodic_return", "charts/episodic_length", "charts/learning_rate", "charts/SPS"}
-TAGS |= {"time/rollout", "time/update", "eval/episodic_return"}
-
-ZERO = {"seed", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"}
-ZERO |= {"checkpoint_seconds", "eval_episodes"}
-FREE = {"cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
-FREE |= {"checkpoint_seconds", "eval_episodes", "eval_deterministic"}
 
 CORE = {
     "C01": r"for t in range\(T\)",
@@ -214,10 +222,6 @@ PPO = Script(
     },
     by_hand=discrete_action,
     details=CORE | EARLY_STOP,
-    zero=ZERO,
-    free=FREE | {"init_from"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
 )
 
 MUJOCO = Script(
@@ -235,32 +239,14 @@ MUJOCO = Script(
     },
     by_hand=continuous_action,
     details=CORE | EARLY_STOP | CONTINUOUS,
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "Gaussian policy, choice of activation",
-        "Agent.act": "Gaussian policy",
-        "Agent.evaluate_actions": "Gaussian policy, entropy of a squashed one",
-        "train: set-up": "flat parameters, normalizers, compilation",
-        "train: rollout": "normalizers, NumPy policy",
-        "train: update": "compiled gradient, flat parameters",
-        "train: log and checkpoint": "normalizers",
-        "check_args": "flags of the details",
-        "check_runs": "flags of the network",
-        "PlainEnv.__init__": "actions as they are",
-        "PlainEnv.step": "actions as they are",
-        "make_env": "Box actions",
-        "film": "MuJoCo's camera",
-        "try_env": "MuJoCo's renderer",
-        "make_envs": "async",
-        "provenance": "version of mujoco",
-        "evaluate": "observation normalizer",
-    },
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
+        "train: update, train: log and checkpoint, check_args, check_runs, PlainEnv.__init__, "
+        "PlainEnv.step, make_env, film, try_env, make_envs, provenance, evaluate"
+    ),
     zero=ZERO | {"init_log_std", "clip_obs", "clip_reward"},
     negative={"init_log_std"},
-    bad_flags={"--env-backend ray": ["--env-backend"], "--activation gelu": ["--activation"]},
-    free=FREE | {"compile", "init_from"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
+    free=FREE | {"compile"},
 )
 
 # What the trust region takes the place of, and what needs one network for policy and value.
@@ -281,22 +267,24 @@ TRPO = Script(
     by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    different={
-        "Args": "the flags of the trust region",
-        "Agent.__init__": "always two networks",
-        "loss_and_grad": "of the value alone",
-        "train: set-up": "two flat vectors, KL limit",
-        "train: advantages": "the policy before the step",
-        "train: update": "one step of the policy, then the value's epochs",
-        "check_runs": "what anneals",
-        "Log.iteration": "says whose the diagnostics are",
-        "check_args": "flags that may be 0, a batch of one sample",
+    bad_values={
+        "--max-kl 0": ["--max-kl", "must"],
+        "--max-kl -0.1": ["--max-kl", "must"],
+        "--max-kl-final 0": ["--max-kl-final", "must"],
+        "--cg-damping -0.1": ["--cg-damping", "must"],
+        "--cg-steps 0": ["--cg-steps", "must"],
+        "--line-search-steps 0": ["--line-search-steps", "must"],
+        "--fisher-every 0": ["--fisher-every", "must"],
+        "--fisher-every 33 --num-steps 32": ["--fisher-every (33)", "--num-steps"],
     },
+    different=names(
+        "Args, Agent.__init__, loss_and_grad, train: set-up, train: advantages, train: update, "
+        "check_runs, Log.iteration, check_args"
+    ),
     loss="loss_and_grad",
     lacks={"vf_coef", "target_kl"},
     zero=MUJOCO.zero - {"vf_coef"} | {"cg_damping"},
     negative=MUJOCO.negative,
-    bad_flags=MUJOCO.bad_flags,
     free=MUJOCO.free,
     annealing={"anneal_lr"},  # and max_kl_final, which is a number: tests/test_trpo.py
     tags=TAGS - {"losses/clipfrac"} | {"losses/step_fraction"},
@@ -316,32 +304,28 @@ ATARI_SCRIPT = Script(
     wrong_env={"HalfCheetah-v4": ["--env-id (HalfCheetah-v4)", "no Atari game"]},
     by_hand=None,
     details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | ATARI,
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "the Nature CNN",
-        "Agent.act": "one pass for action, log-probability and value",
-        "Agent.evaluate_actions": "logits and value from one network",
-        "train: set-up": "uint8 images, reset rows, compilation",
-        "train: rollout": "log-probabilities and values at once, reset rows, whole games",
-        "train: advantages": "the row after a step holds what it led to",
-        "train: update": "reset rows are no samples",
-        "train: log and checkpoint": "reset rows are no samples",
-        "check_args": "flags of the games, EnvPool",
-        "check_runs": "flags of the network, EnvPool's threads",
-        "make_env": "ALE in the wrappers",
-        "make_envs": "EnvPool, and resets on the step after",
-        "film": "whole games, at their speed",
-        "try_env": "every game can be filmed",
-        "provenance": "versions of ALE and EnvPool",
-        "evaluate": "whole games, side by side, on the device of the run",
+    bad_values={
+        "--env-backend envpool --noop-max 0": ["--noop-max (0)", "--env-backend gymnasium"],
+        "--capture-video": ["--capture-video", "--env-backend gymnasium"],
+        "--num-steps 1": ["--num-steps (1)"],
+        "--repeat-action-probability 1.5": ["--repeat-action-probability (1.5)"],
+        "--env-id Brekout-v5": ["--env-id (Brekout-v5)", "Breakout"],
+        "--env-id pong": ["--env-id (pong)", "Pong"],
+        "--env-id ''": ["--env-id", "no Atari game"],
+        "--max-episode-steps 1000000000": ["--max-episode-steps", "(4000000000)"],  # no C int
+        "--noop-max 10000000000": ["--noop-max (10000000000)"],
+        "--env-threads 10000000000": ["--env-threads (10000000000)"],
+        "--frame-stack 10000000000": ["--frame-stack (10000000000)"],
     },
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
+        "train: advantages, train: update, train: log and checkpoint, check_args, check_runs, "
+        "make_env, make_envs, film, try_env, provenance, evaluate"
+    ),
     other_shape={"shared_network": False},
     zero=ZERO | {"repeat_action_probability"},
-    bad_flags={"--env-backend async": ["--env-backend"]},
-    free=FREE | {"compile", "init_from", "env_threads"},
+    free=FREE | {"compile", "env_threads"},
     free_to_play={"env_backend"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
 )
 
 PIXEL = {
@@ -361,6 +345,7 @@ PIXELS = Script(
     images=True,
     parent="ppo",
     tiny={"env_id": "CartPole-v1", "image_size": 12, "cuda": False, "compile": False} | TINY,
+    inside={"env_id": "ColourDiscrete-v0"},  # images that need not be rendered
     wrong_env={
         "ALE/Pong-v5": ["--env-id (ALE/Pong-v5)", "ppo_atari.py"],
         "PongNoFrameskip-v4": ["--env-id (PongNoFrameskip-v4)", "ppo_atari.py"],
@@ -377,34 +362,15 @@ PIXELS = Script(
     },
     by_hand=None,
     details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | PIXEL,
-    different={
-        "Args": "the flags of images and of Box actions",
-        "Agent.__init__": "the Nature CNN, two kinds of actions",
-        "Agent.act": "one pass for action, log-probability and value",
-        "Agent.get_value": "one network",
-        "Agent.evaluate_actions": "one network, two kinds of actions",
-        "train: set-up": "images without a second array for what followed, compilation",
-        "train: rollout": "log-probabilities and values at once, values of last states",
-        "train: advantages": "values of what followed are those of the next row",
-        "train: log and checkpoint": "statistics of the rewards",
-        "check_args": "flags of images, async",
-        "check_runs": "flags of the network",
-        "PlainEnv.__init__": "images, two kinds of actions",
-        "PlainEnv.reset": "images",
-        "PlainEnv.step": "images",
-        "PlainEnv.plain": "bytes",
-        "make_env": "images, or what is rendered",
-        "try_env": "rendering is tried elsewhere, too, and needs no screen",
-        "make_envs": "async",
-        "evaluate": "one pass for action, log-probability and value",
-    },
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
+        "train: rollout, train: advantages, train: log and checkpoint, check_args, check_runs, PlainEnv.__init__, "
+        "PlainEnv.reset, PlainEnv.step, PlainEnv.plain, make_env, try_env, make_envs, evaluate"
+    ),
     zero=ZERO | {"init_log_std", "image_size", "clip_reward"},
     negative={"init_log_std"},
-    bad_flags={"--env-backend ray": ["--env-backend"]},
-    free=FREE | {"compile", "init_from"},
+    free=FREE | {"compile"},
     free_to_play={"env_backend"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
 )
 
 LSTM_SCRIPT = Script(
@@ -416,25 +382,12 @@ LSTM_SCRIPT = Script(
     by_hand=None,
     whole_sequences=True,
     details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | LSTM,
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "one network, and an LSTM",
-        "Agent.act": "with a memory",
-        "Agent.get_value": "with a memory",
-        "Agent.evaluate_actions": "with a memory",
-        "train: set-up": "the memory",
-        "train: rollout": "the memory",
-        "train: advantages": "the memory; not flat",
-        "train: update": "whole environments",
-        "check_args": "whole environments",
-        "check_runs": "flags of the network",
-        "make_env": "games have a script of their own",
-        "evaluate": "with a memory",
-    },
-    zero=ZERO,
-    free=PPO.free,
-    annealing=PPO.annealing,
-    tags=TAGS,
+    bad_values={"--num-envs 6 --num-minibatches 4": ["--num-minibatches (4)", "--num-envs (6)"]},
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
+        "train: rollout, train: advantages, train: update, check_args, check_runs, make_env, "
+        "evaluate"
+    ),
 )
 
 ATARI_LSTM = Script(
@@ -447,28 +400,16 @@ ATARI_LSTM = Script(
     by_hand=None,
     whole_sequences=True,
     details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = nn\.Sequential\(\*layers\)"},
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "one network, and an LSTM",
-        "Agent.forward": "with a memory",
-        "Agent.act": "with a memory",
-        "Agent.evaluate_actions": "with a memory",
-        "train: set-up": "the memory",
-        "train: rollout": "the memory",
-        "train: advantages": "the memory; not flat",
-        "train: update": "whole environments",
-        "train: log and checkpoint": "not flat",
-        "check_args": "whole environments",
-        "check_runs": "flags of the network",
-        "evaluate": "with a memory",
-    },
+    bad_values={"--num-envs 6 --num-minibatches 4": ["--num-minibatches (4)", "--num-envs (6)"]},
+    different=names(
+        "Args, Agent.__init__, Agent.forward, Agent.act, Agent.evaluate_actions, train: set-up, "
+        "train: rollout, train: advantages, train: update, train: log and checkpoint, check_args, "
+        "check_runs, evaluate"
+    ),
     other_shape={"frame_stack": 2},
     zero=ATARI_SCRIPT.zero,
-    bad_flags=ATARI_SCRIPT.bad_flags,
     free=ATARI_SCRIPT.free,
     free_to_play=ATARI_SCRIPT.free_to_play,
-    annealing=ATARI_SCRIPT.annealing,
-    tags=TAGS,
 )
 
 
@@ -496,31 +437,12 @@ MULTI = Script(
     },
     by_hand=discrete_action,
     details=CORE | EARLY_STOP | MULTIDISCRETE,
-    different={
-        "Args": "masks, choices of a Box action, workers",
-        "Agent.__init__": "a logit for each choice of each component",
-        "Agent.act": "components, masks",
-        "Agent.evaluate_actions": "components, masks",
-        "train: set-up": "components, masks",
-        "train: rollout": "masks",
-        "train: advantages": "masks",
-        "train: update": "masks",
-        "check_args": "flags of the above",
-        "check_runs": "an evaluation may leave masks out",
-        "PlainEnv.__init__": "components",
-        "PlainEnv.reset": "infos hold the mask",
-        "PlainEnv.step": "components; infos hold the mask",
-        "make_env": "components, masks, Dict and Tuple",
-        "try_env": "the first mask is checked",
-        "make_envs": "async",
-        "evaluate": "components, masks",
-    },
-    zero=ZERO,
-    bad_flags={"--env-backend ray": ["--env-backend"]},
-    free=FREE | {"init_from"},
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
+        "train: advantages, train: update, check_args, check_runs, PlainEnv.__init__, "
+        "PlainEnv.reset, PlainEnv.step, make_env, try_env, make_envs, evaluate"
+    ),
     free_to_play={"action_mask"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
 )
 
 MICRORTS = Script(
@@ -536,29 +458,21 @@ MICRORTS = Script(
     },
     by_hand=component_action,
     details=MULTI.details | {"A09": r"/ self\.scale"},
-    different={
-        "Args": "MicroRTS",
-        "Agent.__init__": "grids; trunks and heads apart, so that a shared CNN is computed once",
-        "Agent.act": "the first component decides about the others",
-        "Agent.get_value": "trunks and heads apart",
-        "Agent.evaluate_actions": "trunks and heads apart",
-        "train: set-up": "idle steps, compilation",
-        "train: rollout": "rows of masks, idle steps",
-        "train: advantages": "observations of any shape",
-        "train: log and checkpoint": "idle steps",
-        "check_args": "MicroRTS",
-        "MaskedEnv.plain_mask": "rows of masks",
-        "PlainEnv.__init__": "bounds, by which grids are scaled",
-        "make_env": "MicroRTS, grids",
-        "make_envs": "MicroRTS",
-        "provenance": "versions of gym-microrts and Java",
-        "evaluate": "act returns masks, too",
+    bad_values={
+        "--env-id MicrortsMining-v2": ["MicrortsMining-v2", "MicrortsMining-v1"],
+        "--discretize-actions 1": ["--discretize-actions (1)", "2"],
+        "--frame-skip 2000": ["--frame-skip (2000)", "2000 ticks"],
+        "--env-backend async": ["--env-backend (async)", "MicroRTS", "sync"],
     },
+    different=names(
+        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
+        "train: rollout, train: advantages, train: log and checkpoint, check_args, "
+        "MaskedEnv.plain_mask, PlainEnv.__init__, make_env, make_envs, "
+        "provenance, evaluate"
+    ),
     zero=ZERO | {"frame_skip"},
-    bad_flags=MULTI.bad_flags,
     free=MULTI.free | {"compile"},
     free_to_play=MULTI.free_to_play,
-    annealing=MULTI.annealing,
     tags=TAGS | {"charts/idle"},
 )
 
@@ -580,33 +494,22 @@ PROCGEN_SCRIPT = Script(
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | EARLY_STOP | PROCGEN,
     omitted={"S01"},
-    different={
-        "Args": "the flags of the details",
-        "Agent.__init__": "IMPALA's network",
-        "Agent.forward": "the channels are last",
-        "ppo_loss": "gets a part of a minibatch, whose advantages are normalized before",
-        "train: set-up": "reward normalizer; no reset rows; parts of minibatches; games go on",
-        "train: rollout": "reward normalizer; no reset rows",
-        "train: advantages": "no time limits",
-        "train: update": "no reset rows; parts of minibatches",
-        "train: log and checkpoint": "reward normalizer; the state of the games; no reset rows",
-        "check_runs": "free flags: micro_batch, eval_levels",
-        "check_args": "flags of levels",
-        "film": "one of N games",
-        "try_env": "Procgen",
-        "make_envs": "Procgen",
-        "provenance": "version of Procgen",
-        "evaluate": "unseen levels, games that reset at once",
+    bad_values={
+        "--eval-levels unseen": ["--eval-levels unseen", "--num-levels"],
+        "--start-level 5": ["--start-level (5)", "--num-levels"],
+        "--start-level 2000000000 --num-levels 5": ["--start-level (2000000000)"],
+        "--num-levels 1073741824": ["--num-levels (1073741824)"],  # no level is left
+        "--env-threads 2000000000": ["--env-threads (2000000000)"],
+        "--reward-gamma 1.1": ["--reward-gamma (1.1)"],
     },
+    different=names(
+        "Args, Agent.__init__, Agent.forward, ppo_loss, train: set-up, train: rollout, train: "
+        "advantages, train: update, train: log and checkpoint, check_runs, check_args, film, "
+        "try_env, make_envs, provenance, evaluate"
+    ),
     zero=ZERO
     | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
-    bad_flags={
-        "--distribution-mode extreme": ["--distribution-mode", "easy", "hard"],
-        "--eval-levels test": ["--eval-levels", "train", "unseen"],
-    },
-    free=FREE | {"compile", "init_from", "env_threads", "micro_batch", "eval_levels"},
-    annealing={"anneal_lr", "anneal_clip"},
-    tags=TAGS,
+    free=FREE | {"compile", "env_threads", "micro_batch", "eval_levels"},
 )
 
 OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss": False}
@@ -620,35 +523,20 @@ PPG = Script(
     by_hand=None,
     epochs="e_policy",
     card={"n_iteration": 1},  # so that each iteration has an auxiliary phase
-    saved={2, 3},  # after a phase, and before the last iteration of one
     other_shape={"arch": "dual"},
     python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
     omitted={"S01"},
-    different={
-        "Args": "the flags of the details",
-        "layer_init": "three ways",
-        "ResidualBlock.__init__": "initial weights",
-        "Agent.__init__": "auxiliary head, architectures",
-        "Agent.forward": "auxiliary head, architectures",
-        "Agent.act": "auxiliary head",
-        "Agent.evaluate_actions": "auxiliary head",
-        "train: set-up": "two optimizers, stored rollouts",
-        "train: rollout": "reward normalizer by the rollout",
-        "train: update": "the batch's advantages, whole environments",
-        "train: log and checkpoint": "two optimizers, stored rollouts, around a phase",
-        "check_runs": "a run that ends within a phase is no longer one",
-        "check_args": "flags of the phase",
-        "Log.iteration": "the time of the auxiliary phase",
+    bad_values={
+        "--env-minibatches --num-minibatches 128": ["--num-minibatches (128)", "--num-envs (64)"]
     },
+    different=names(
+        "Args, layer_init, ResidualBlock.__init__, Agent.__init__, Agent.forward, Agent.act, "
+        "Agent.evaluate_actions, train: set-up, train: rollout, train: update, train: log and "
+        "checkpoint, check_runs, check_args, Log.iteration"
+    ),
     zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
-    bad_flags=PROCGEN_SCRIPT.bad_flags
-    | {
-        "--arch single": ["--arch", "detach", "dual", "shared"],
-        "--init xavier": ["--init", "torch", "orthogonal", "normed"],
-    },
     free=PROCGEN_SCRIPT.free,
-    annealing={"anneal_lr", "anneal_clip"},
     tags=TAGS
     | {"time/auxiliary"}
     | {f"losses/aux/{name}" for name in ("kl_loss", "aux_value_loss", "real_value_loss")}

@@ -1,4 +1,4 @@
-"""benchmark/: suites, their plans, results files, tables, figures, comparisons, plots."""
+"""benchmark/: suites as a user starts them, plans, results files, tables, statistics, figures."""
 
 import hashlib
 import json
@@ -10,11 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
 import torch
@@ -34,7 +32,6 @@ import tables  # noqa: E402
 
 RECIPES = list(results.read_recipes().groupby(["suite", "recipe"], sort=False).groups)
 VARIABLES = "ENVS SEEDS STEPS SUFFIX FLAGS WORKERS THREADS GPUS TASK".split()
-ENVS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4")
 CARTPOLE = {
     "ENVS": "CartPole-v1",
     "SEEDS": "1",
@@ -91,14 +88,13 @@ def trains(folder: Path, seed: int = 1) -> list[int]:
     return found
 
 
-def wait_for(what: Callable, process: subprocess.Popen):
-    """What it returns once that is true, of a suite that goes on."""
+def wait_for(what: Callable, process: subprocess.Popen) -> None:
+    """Until that is true, of a suite that goes on."""
     deadline = time.monotonic() + 120
-    while not (result := what()):
+    while not what():
         assert process.poll() is None, process.communicate()[0].decode()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return result
 
 
 def checkpoint_of(folder: Path, seed: int) -> int:
@@ -160,20 +156,16 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(project):
     path.rename(path.with_suffix(".old"))  # a finished run is collected, not trained again
     output = output_of(start(project, "benchmark/classic.sh", **CARTPOLE))
     assert "done benchmark/results/classic/CartPole-v1/ppo__1.csv" in output
-    assert "run " not in output.split("\n")[0]
     assert path.read_text() == path.with_suffix(".old").read_text()
-    output = output_of(
-        start(project, "benchmark/classic.sh", "--dry-run", **CARTPOLE | {"STEPS": "40960"}), code=1
-    )
-    assert "total_timesteps 20480 (asked for: 40960); delete it" in output
+    longer = start(project, "benchmark/classic.sh", "--dry-run", **CARTPOLE | {"STEPS": "40960"})
+    assert "total_timesteps 20480 (asked for: 40960); delete it" in output_of(longer, code=1)
 
 
 @pytest.mark.e2e
 def test_compare_trains_both_and_prints_the_difference(project):
-    original = (project / "ppo.py").read_text()
-    (project / "my_ppo.py").write_text(
-        original.replace("gamma: float = 0.99", "gamma: float = 0.9")
-    )
+    source = (project / "ppo.py").read_text()
+    mine = source.replace("gamma: float = 0.99", "gamma: float = 0.9")
+    (project / "my_ppo.py").write_text(mine)
     command = ["benchmark/compare.sh", "ppo.py", "my_ppo.py", "--eval-episodes", "0"]
     tiny = {"STEPS": "2048", "SEEDS": "1"}  # CartPole is ppo.py's own
     output = output_of(start(project, *command, **tiny))
@@ -191,21 +183,20 @@ def test_compare_trains_both_and_prints_the_difference(project):
 def test_speed_of_two_scripts_in_turns(project):
     """A peer that is our own script; the table has the ratio of the two speeds beside it."""
     pairs = (project / "benchmark" / "pairs.csv").read_text()
-    pairs = pairs.replace(
-        "cleanrl/ppo.py,--no-cuda,CartPole-v1,327680", "ppo.py,,CartPole-v1,20480"
-    )
+    peer = "cleanrl/ppo.py,--no-cuda,CartPole-v1,327680"
+    assert peer in pairs
+    pairs = pairs.replace(peer, "ppo.py,,CartPole-v1,20480")
     (project / "benchmark" / "pairs.csv").write_text(pairs)
     command = ["benchmark/speed.sh", "ppo_cleanrl", ".", sys.executable, "--pairs", "2"]
     assert "shorter than 30 s" in output_of(start(project, *command, "--max-load", "99"), code=1)
     assert "wait, or give" in output_of(start(project, *command, "--max-load", "-1"), code=1)
-    how = {"SUFFIX": "_mine"}
-    output_of(start(project, *command, "--short", "--max-load", "99", **how))
+    command += ["--short", "--max-load", "99"]
+    output_of(start(project, *command, SUFFIX="_mine"))
     path = project / "benchmark/results/speed_mine/ppo_cleanrl.csv"
     facts, data = results.read_facts(path), results.read_curve(path)
     assert facts["peer_source"].startswith("ppo.py, commit") and facts["short"] == "yes"
     assert len(data) == 2 and (data["peer_wall_seconds"] > 0).all()
-    again = output_of(start(project, *command, "--short", "--max-load", "99", **how), code=1)
-    assert "exists" in again
+    assert "exists" in output_of(start(project, *command, SUFFIX="_mine"), code=1)
     shown = [sys.executable, "benchmark/report.py", "speed_mine"]
     shown = subprocess.run(shown, cwd=project, capture_output=True, text=True).stdout
     ratio, ours, peer = re.search(r"\| ([\d.]+) \(.*?\) \| ([\d.]+) / ([\d.]+) \|", shown).groups()
@@ -226,18 +217,17 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("suite, recipe", RECIPES)
-def test_every_recipe_has_valid_commands_and_its_results_are_those_asked_for(suite, recipe):
+@pytest.mark.parametrize("suite", dict(RECIPES))
+def test_recipes_have_valid_commands_and_the_results_asked_for(suite):
     if suite == "procgen":
         pytest.importorskip("procgen")
-    runs = run.plan(suite, [recipe])
-    assert runs and all(run.asked_by(each)["env_id"] == each.env for each in runs)
-    for each in runs:
-        if each.csv.exists():
+    for recipe in [recipe for name, recipe in RECIPES if name == suite]:
+        runs = run.plan(suite, [recipe])
+        assert runs and all(run.asked_by(each)["env_id"] == each.env for each in runs)
+        for each in [each for each in runs if each.csv.exists()]:
             found = run.differs(each)
             # A patch follows its script's lines; a file names the commit that has its own
-            free = ("unfinished", "patch")
-            assert all(text.startswith(free) for text in found), (each.csv, found)
+            assert all(text.startswith(("unfinished", "patch")) for text in found), each.csv
 
 
 def test_every_results_file_is_reached_by_a_row():
@@ -246,96 +236,32 @@ def test_every_results_file_is_reached_by_a_row():
     assert {path for path in files if path.parts[-3] != "compare"} <= reached
 
 
-@pytest.mark.parametrize("name", [path.stem for path in ROOT.glob("benchmark/*.sh")])
-def test_a_shell_command_names_recipes_that_exist(name):
-    text = (ROOT / "benchmark" / f"{name}.sh").read_text()
-    known = {recipe for suite, recipe in RECIPES if suite == name}
-    said = {word for line in re.findall(rf"bash benchmark/{name}.sh +([^\n]*)", text)
-            for word in re.split(r"  +", line)[0].split()}  # fmt: skip
-    if known and name != "variant":
-        assert known - {"default", "memory", "ppo"} <= said
+REFUSED = [
+    ({"FLAGS": "--gamma 0.9"}, "FLAGS change gamma: with SUFFIX"),
+    ({"FLAGS": "--seed 7", "SUFFIX": "_mine"}, "FLAGS may not have seed"),
+    ({"FLAGS": "--no-such-flag"}, "Unrecognized options: --no-such-flag"),
+    ({"SEEDS": "1,2"}, r"SEEDS \(1,2\) are numbers"),
+    ({"TASK": "99"}, r"no run has the number TASK \(99\)"),
+    ({"SUFFIX": "_1M"}, "atari_1M is the folder of another recipe"),
+]
 
 
-def test_the_first_seeds_of_everything_come_first(here, monkeypatch):
-    runs = run.plan("ablation", ["study", "study_humanoid"])
-    turns = [each.seed for each in runs]
-    assert turns == sorted(turns) and len(turns) == 5 * 2 * 10 + 5 * 5
-    monkeypatch.setenv("SEEDS", "7 3")
-    assert [each.seed for each in run.plan("classic", ["lunar"])] == [7, 3]
-
-
-def test_environments_of_ones_own(here, monkeypatch):
-    """A new one runs with all experiments that are not for certain environments only."""
-    monkeypatch.setenv("ENVS", "Swimmer-v4 InvertedDoublePendulum-v4")
-    runs = run.plan("mujoco", ["default", "tuned"])
-    assert sum(each.env == "Swimmer-v4" for each in runs) == 10
-    new = [each for each in runs if each.env == "InvertedDoublePendulum-v4"]
-    assert len(new) == 20 == len({each.csv for each in new})
-    monkeypatch.setenv("ENVS", "Humanoid-v4 Reacher-v4")
-    exps = {each.exp for each in run.plan("ablation", ["details"]) if each.env == "Reacher-v4"}
-    assert "relu" in exps and "scale_actions" not in exps
-
-
-@pytest.mark.parametrize(
-    "variables, words",
-    [
-        ({"FLAGS": "--gamma 0.9"}, "FLAGS change gamma: with SUFFIX"),
-        ({"FLAGS": "--seed 7", "SUFFIX": "_mine"}, "FLAGS may not have seed"),
-        ({"FLAGS": "--no-such-flag"}, "Unrecognized options: --no-such-flag"),
-        ({"SEEDS": "1,2"}, r"SEEDS \(1,2\) are numbers"),
-        ({"TASK": "99"}, r"no run has the number TASK \(99\)"),
-        ({"SUFFIX": "_1M"}, "atari_1M is the folder of another recipe"),
-        ({"recipe": "nonsense"}, "recipes of atari: default, bf16, 1M, fast"),
-    ],
-)
+@pytest.mark.parametrize("variables, words", REFUSED)
 def test_what_would_go_wrong_unnoticed_is_refused(variables, words, here, monkeypatch):
-    recipe = variables.pop("recipe", "default")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(run.Refused, match=words):
-        run.train_all(run.with_flags(run.plan("atari", [recipe])), dry_run=True)
-
-
-def test_flags_that_change_no_learning_are_for_every_run(here, monkeypatch):
-    monkeypatch.setenv("FLAGS", "--track --no-cuda")
-    runs = run.with_flags(run.plan("classic", ["default"]))
-    assert all(each.flags[-2:] == ("--track", "--no-cuda") for each in runs)
-    monkeypatch.setenv("FLAGS", "--gamma 0.9")
-    monkeypatch.setenv("SUFFIX", "_mine")
-    (each, *_) = run.with_flags(run.plan("classic", ["lunar"]))
-    assert run.asked_by(each)["gamma"] == 0.9 and each.folder == "classic_mine"
-
-
-def test_a_task_of_an_array_is_one_run_of_the_plan(here, monkeypatch, capsys):
-    runs = run.plan("classic", ["default"])
-    run.train_all(runs, dry_run=True)
-    whole = capsys.readouterr().out.splitlines()
-    for task in range(len(runs)):
-        monkeypatch.setenv("TASK", str(task))
-        run.train_all(runs, dry_run=True)
-        assert capsys.readouterr().out.splitlines() == [whole[task]]
-    assert len(whole) == 6
-
-
-def test_slurm_passes_the_number_of_its_task_on(project):
-    tools = project / "tools"
-    tools.mkdir()
-    (tools / "srun").write_text('#!/bin/bash\n[[ $1 == --cpus-per-task=3 ]] && exec "${@:2}"\n')
-    (tools / "srun").chmod(0o755)
-    slurm = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "2"}
-    command = ["benchmark/slurm.sbatch", "benchmark/classic.sh", "--dry-run"]
-    output = output_of(start(project, *command, SLURM_CPUS_PER_TASK="3", **slurm))
-    assert output.count("\n") == 1 and "--seed 2 --env-id CartPole-v1" in output
+        run.train_all(run.with_flags(run.plan("atari", ["default"])), dry_run=True)
+    with pytest.raises(run.Refused, match="recipes of atari: default, bf16, 1M, fast"):
+        run.plan("atari", ["nonsense"])
 
 
 # -- training, with a stand-in that takes no time --
 FAKE = """
-import json, os, shutil, sys, time
+import json, os, shutil, sys
 from pathlib import Path
 import torch
 args, script = json.loads(sys.argv[1]), Path(sys.argv[2])
-if os.environ.get("FAIL") == "early":
-    sys.exit("no memory")
 name = "__".join(str(args[name]) for name in ("env_id", "exp_name", "seed"))
 run = Path(args["resume"] or f"runs/{name}__{os.getpid()}")
 run.mkdir(parents=True, exist_ok=True)
@@ -345,13 +271,10 @@ shutil.copy(script, run)
 with open("seen", "a") as file:
     print(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"], file=file)
 (run / "episodes.csv").write_text("step,return,length,seconds\\n10,4,4,1\\n")
-if os.environ.get("FAIL") == "late":
-    sys.exit("no memory")
-if os.environ.get("FAIL") == "nan":
-    sys.exit("error: the losses are not finite: {}")
+if os.environ.get("FAIL"):
+    sys.exit(os.environ["FAIL"])
 checkpoint = {"args": args, "iteration": 10**9, "global_step": 10, "seconds": 1.0}
 torch.save(checkpoint | {"recent_returns": [4.0]}, run / "checkpoint.pt")
-time.sleep(0.3)
 """
 
 
@@ -360,9 +283,8 @@ def fake(here, monkeypatch) -> Path:
     (here / "fake.py").write_text(FAKE)
 
     def command(pool, each, old):
-        args = {
-            name: x for name, x in run.asked_by(each).items() if name not in ("script", "patch")
-        }
+        asked = run.asked_by(each)
+        args = {name: x for name, x in asked.items() if name not in ("script", "patch")}
         args["resume"] = str(old) if old else None
         return [sys.executable, str(here / "fake.py"), json.dumps(args), str(each.script)]
 
@@ -370,21 +292,25 @@ def fake(here, monkeypatch) -> Path:
     return here
 
 
-@pytest.mark.parametrize("fail", ["early", "late"])
-def test_a_run_that_fails_is_one_line_and_holds_up_no_others(fail, fake, monkeypatch, capsys):
-    monkeypatch.setenv("FAIL", fail)
+def test_a_run_that_fails_is_one_line_and_holds_up_no_others(fake, monkeypatch, capsys):
+    """Side by side, each on a GPU of its own."""
+    variables = {"SEEDS": "1 2", "GPUS": "3 5", "WORKERS": "2", "THREADS": "7"}
+    for name, value in (variables | {"FAIL": "no memory"}).items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="not every run has a result"):
         run.train_all(run.plan("classic", ["lunar"]), dry_run=False)
+    seen = (fake / "runs" / "classic" / "seen").read_text().splitlines()
+    assert sorted(seen) == ["3 7", "5 7"]
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
-    assert len(lines) == 3 and all("exit code 1: no memory" in line for line in lines)
+    assert len(lines) == 2 and all("exit code 1: no memory" in line for line in lines)
     monkeypatch.delenv("FAIL")
     run.train_all(run.plan("classic", ["lunar"]), dry_run=False)
     run.train_all(run.plan("classic", ["lunar"]), dry_run=False)
-    assert capsys.readouterr().out.count("have results/classic/LunarLander-v3/lunar__") == 3
+    assert capsys.readouterr().out.count("have results/classic/LunarLander-v3/lunar__") == 2
 
 
 def test_losses_that_are_not_finite_are_a_result(fake, monkeypatch):
-    monkeypatch.setenv("FAIL", "nan")
+    monkeypatch.setenv("FAIL", "error: the losses are not finite: {}")
     monkeypatch.setenv("SEEDS", "1")
     (each,) = run.plan("classic", ["lunar"])
     run.train_all([each], dry_run=False)
@@ -393,74 +319,6 @@ def test_losses_that_are_not_finite_are_a_result(fake, monkeypatch):
     assert facts["diverged"] == "losses not finite, last episode at step 10"
     assert curve.iloc[-1].tolist() == [10, 0, 1] and run.had(each).startswith("have ")
     assert tables.seeds_cell([1], 1) == "1, 1 diverged"
-
-
-def test_runs_side_by_side_have_gpus_and_threads(fake, monkeypatch):
-    for name, value in {"GPUS": "3 5", "WORKERS": "2", "SEEDS": "1 2", "THREADS": "7"}.items():
-        monkeypatch.setenv(name, value)
-    run.train_all(run.plan("classic", ["default"]), dry_run=False)
-    seen = (fake / "runs" / "classic" / "seen").read_text().split("\n")[:-1]
-    assert sorted(seen) == ["3 7", "3 7", "5 7", "5 7"]
-
-
-@pytest.mark.parametrize(
-    "cores, workers, threads", [("one", 4, "1"), ("all", 1, "4"), ("2", 1, "2"), ("3", 1, "2")]
-)
-def test_cores_of_a_machine_are_used_once(cores, workers, threads, here, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    (each, *_) = run.plan("classic", ["default"])
-    pool = run.Pool([replace(each, cores=cores)])
-    assert (pool.workers, pool.threads) == (workers, threads)
-    torchrun = "--nproc-per-node" in pool.command(each, None)
-    assert torchrun == (cores not in ("one", "all"))
-
-
-def test_a_run_is_resumed_if_it_has_a_checkpoint_this_script_and_these_arguments(here, monkeypatch):
-    monkeypatch.setenv("SEEDS", "1")
-    each = next(each for each in run.plan("classic", ["default"]) if each.env == "CartPole-v1")
-    today = each.script.read_text()
-
-    def put(stamp: int, checkpoint=True, text=today, **changes) -> Path:
-        run_dir = each.home / "runs" / f"CartPole-v1__ppo__1__{stamp}"
-        run_dir.mkdir(parents=True)
-        args = {n: x for n, x in run.asked_by(each).items() if n not in ("script", "patch")}
-        (run_dir / "config.json").write_text(json.dumps({"args": args | changes}))
-        (run_dir / "ppo.py").write_text(text)
-        if checkpoint:
-            (run_dir / "checkpoint.pt").touch()
-        return run_dir
-
-    put(8, checkpoint=False)
-    put(7, gamma=0.9)
-    put(6, a_flag_of_another_version=1)
-    put(4, text=today + "# changed since\n")
-    assert run.newest_run(each, to_resume=True) is None
-    put(1)
-    time.sleep(0.02)
-    newest = put(2, track=True, resume="runs/CartPole-v1__ppo__1__2")
-    assert run.newest_run(each, to_resume=True) == newest
-
-
-@pytest.mark.parametrize(
-    "stored, names",
-    [
-        ({}, []),
-        ({"gamma": 0.9}, ["gamma"]),
-        ({"track": True, "checkpoint_seconds": 9, "exp_name": "x"}, []),  # free
-        ({"gone": False}, []),
-        ({"gone": 1}, ["gone"]),
-        ({"script": "ppo_lstm"}, ["script"]),
-        ({"patch": "012"}, ["patch"]),
-        ({"unfinished": "10 of 20 steps"}, ["unfinished"]),
-    ],
-)
-def test_another_runs_results_are_not_had(stored, names):
-    defaults = run.parsed(ROOT / "ppo.py", ())
-    found = run.differences(defaults, defaults | stored, defaults)
-    assert [text.split()[0] for text in found] == names
-    newer = {name: value for name, value in defaults.items() if name != "anneal_clip"}
-    assert run.differences(defaults, newer, defaults) == []
-    assert run.differences(defaults | {"anneal_clip": True}, newer, defaults) != []
 
 
 # -- results files --
@@ -486,13 +344,17 @@ def finished(here) -> Callable:
 
 
 def test_a_results_file_says_how_its_run_was_made(finished):
+    """Also on a second machine, if it went on there."""
     run_dir = finished()
+    config = json.loads((run_dir / "config.json").read_text())
+    (run_dir / "config_2.json").write_text(json.dumps(config | {"hardware": "b"}))
     path = collect.collect(run_dir, "suite")
     assert path == results.RESULTS / "suite" / "a-B-c-v0" / "exp__3.csv"
     facts, curve = results.read_facts(path), results.read_curve(path)
     assert facts["command"] == "my_ppo.py --seed 3" and facts["script"] == "my_ppo"
     assert json.loads(facts["args"])["resume"] is None and json.loads(facts["args"])["seed"] == 3
-    assert facts["sha256"] == hashlib.sha256(b"print()").hexdigest() and facts["hardware"] == "a"
+    assert facts["sha256"] == hashlib.sha256(b"print()").hexdigest()
+    assert facts["hardware"] == "a; then b" and facts["versions"] == "torch 2"
     assert facts["final_return"] == facts["return_of_iterations"] == "3.0"
     assert curve["step"].iloc[-1] == 30 and curve["return"].tolist()[-1] == 3
     text = path.read_text()
@@ -500,23 +362,6 @@ def test_a_results_file_says_how_its_run_was_made(finished):
     with pytest.raises(SystemExit, match="holds another run"):
         collect.collect(finished(seconds=4.0), "suite")
     assert path.read_text() == text
-
-
-def test_a_run_that_went_on_elsewhere_names_both_machines(finished):
-    run_dir = finished()
-    config = json.loads((run_dir / "config.json").read_text())
-    later = config | {"hardware": "b", "versions": {"torch": "3"}}
-    (run_dir / "config_2.json").write_text(json.dumps(later))
-    facts = results.read_facts(collect.collect(run_dir, "suite"))
-    assert facts["hardware"] == "a; then b" and facts["versions"] == "torch 2; then torch 3"
-
-
-def test_an_iteration_of_one_long_episode_counts_as_much_as_one_of_many():
-    """Iterations of 10 steps: nothing ends in the fifth; the last five others have a return."""
-    ends = {5: 9.0, 10: 1.0, 11: 2.0, 12: 4.0, 20: 6.0, 30: 5.0, 31: 7.0, 55: 8.0, 60: 10.0}
-    episodes = np.array([list(ends), list(ends.values()), [0.0] * len(ends)])
-    assert collect.mean_of_iterations(episodes, 10) == np.mean([5, 4, 5, 7, 9])
-    assert collect.mean_of_iterations(episodes, 10, last=2) == np.mean([7, 9])
 
 
 def test_a_curve_is_the_mean_of_the_100_episodes_before():
@@ -531,21 +376,14 @@ def test_a_curve_is_the_mean_of_the_100_episodes_before():
         assert mean == pytest.approx(last.mean(), rel=1e-4, abs=1e-5) and seconds == step / 10
 
 
-def test_what_is_no_whole_run_is_not_collected(finished):
+def test_what_is_no_whole_run_is_not_collected_unless_asked(finished):
+    """An unfinished one up to its checkpoint; the tables say how far it came."""
     with pytest.raises(SystemExit, match="disagree on the last 100 returns"):
         collect.collect(finished(recent_returns=[2.0, 5.0]), "suite")
-    run_dir = finished()
-    (run_dir / "episodes.csv").write_text("step,return,length,seconds\n")
-    with pytest.raises(SystemExit, match="no finished episode"):
-        collect.collect(run_dir, "suite")
-    with pytest.raises(SystemExit, match="is not finished"):
-        collect.collect(finished(iteration=2), "suite")
-    assert not results.RESULTS.exists()
-
-
-def test_an_unfinished_run_is_a_result_if_asked(finished):
-    """Up to its checkpoint; the tables say how far it came."""
     run_dir = finished(iteration=2, global_step=20, seconds=2.0, recent_returns=[2.0])
+    with pytest.raises(SystemExit, match="is not finished"):
+        collect.collect(run_dir, "suite")
+    assert not results.RESULTS.exists()
     path = collect.collect(run_dir, "suite", unfinished=True)
     assert results.read_facts(path)["unfinished"] == "20 of 30 steps"
     assert results.read_curve(path).iloc[-1].tolist() == [20, 2, 2]
@@ -579,29 +417,16 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", ["script", "patch", "total_timesteps"])
 def test_seeds_of_different_runs_are_refused(name, put):
+    """And a copy of a results file is no seed."""
     put("variants", "Hopper-v4", "spo", [1, 2])
+    folder = results.RESULTS / "variants" / "Hopper-v4"
+    copy = shutil.copy(folder / "spo__2.csv", folder / "spo__2 (copy).csv")
+    with pytest.raises(SystemExit, match="is a copy, or has another name than its run"):
+        results.read_runs("variants")
+    copy.unlink()
     put("variants", "Hopper-v4", "spo", [3], **{name: 7})
     with pytest.raises(SystemExit, match=f"seeds of spo on Hopper-v4 .* differ in {name}$"):
         results.read_runs("variants")
-
-
-def test_a_copy_of_a_results_file_is_no_seed(put):
-    put("variants", "Hopper-v4", "spo", [1, 2])
-    folder = results.RESULTS / "variants" / "Hopper-v4"
-    shutil.copy(folder / "spo__2.csv", folder / "spo__2 (copy).csv")
-    with pytest.raises(SystemExit, match="is a copy, or has another name than its run"):
-        results.read_runs("variants")
-
-
-@pytest.mark.parametrize("folder", ["mujoco", "mujoco_mine"])
-def test_a_folder_of_ones_own_has_its_recipes_names_and_published_figures(folder, put):
-    put(folder, "Hopper-v4", "ppo_continuous_mujoco", [2000.0, 2200.0], total_timesteps=1_000_000)
-    put(folder, "Hopper-v4", "chosen", [1.0] * 5, total_timesteps=1_000_000)
-    text = tables.folder_section(folder)
-    assert "| Hopper-v4 | default | 2100 (2000, 2200) | 2100 | 2 |" in text
-    assert "2383 ± 272; 2052 ± 314" in text and "|  | tuned | 1.0 [1.0, 1.0] |" in text
-    rows = rows_of(tables.summary_section(folder))
-    assert rows["Hopper-v4"][:2] == ["2100 (2000, 2200)", "1.0 [1.0, 1.0]"]
 
 
 MEANS = {"ppo": 3000, "ppo_m": 2000, "ppo_noclip": 2500, "trpo": 1900, "trpo_plus": 2600}
@@ -610,27 +435,12 @@ MEANS = {"ppo": 3000, "ppo_m": 2000, "ppo_noclip": 2500, "trpo": 1900, "trpo_plu
 def test_indices_of_the_study_are_the_largest_differences(put):
     """Published ones are the paper's, but for Hopper's ACLI: it prints 421, its means make 423."""
     for exp, mean in MEANS.items():
-        if exp != "trpo":
-            put("ablation_study", "Hopper-v4", exp, [mean - 10, mean + 10])
-    rows = rows_of(tables.study_section())
-    assert rows["AAI, the algorithm"] == ["-", "242", "99", "224"]
-    assert rows["ACLI, the code-level details"] == ["-", "557", "423", "444"]
-    put("ablation_study", "Hopper-v4", "trpo", [1890, 1910])
+        put("ablation_study", "Hopper-v4", exp, [mean - 10, mean + 10])
     rows = rows_of(tables.study_section())
     assert "400" in rows["AAI, the algorithm"] and "1000" in rows["ACLI, the code-level details"]
+    assert {"242", "99", "224"} <= set(rows["AAI, the algorithm"])
+    assert {"557", "423", "444"} <= set(rows["ACLI, the code-level details"])
     assert {"3005 (2995, 3015)", "2513 [2391, 2632]"} <= set(rows["PPO"])
-
-
-def test_an_index_by_chance_is_that_of_equal_presets():
-    """Known for two normal means: the larger of two distances."""
-    rng = np.random.default_rng(1)
-    samples = [rng.normal(1000, 50, 8) for _ in range(5)]
-    deviation = np.mean([x.var(ddof=1) for x in samples]) ** 0.5 / 8**0.5
-    mean, below = map(float, tables.chance_cell(samples).split(", below "))
-    distances = abs(np.random.default_rng(2).normal(size=(10**6, 2))).max(axis=1)
-    distances *= 2**0.5 * deviation
-    assert mean == pytest.approx(distances.mean(), rel=0.03)
-    assert below == pytest.approx(np.quantile(distances, 0.95), rel=0.03)
 
 
 def test_differences_are_from_the_first_row_of_their_table(put):
@@ -639,27 +449,15 @@ def test_differences_are_from_the_first_row_of_their_table(put):
     put("ablation_details", "Hopper-v4", "relu", [0.0], diverged="losses not finite")
     put("ablation_details", "CartPole-v1", "published", [400.0, 500.0])
     put("ablation_details", "CartPole-v1", "one_env", [500.0])
-    put("ablation_details", "MaskedCartPole-v1", "lstm", [300.0])
     parts = re.split(r"(?m)^`", tables.changes_section("ablation_details"))
-    mujoco, core, memory = (
+    mujoco, core = (
         next(part for part in parts if part.startswith(f"{name}.py"))
-        for name in ("ppo_continuous_mujoco", "ppo", "ppo_lstm")
+        for name in ("ppo_continuous_mujoco", "ppo")
     )
     assert "| M06 | raw observations | 3 | -500 (-500, -700, -300) | 0.00 |" in mujoco
     assert "| `published` | as published | 2 | 1100 (1000, 1200) | - |" in mujoco
     assert "| relu instead of tanh | 1, 1 diverged |" in mujoco and "No runs yet: C01" in mujoco
     assert "| C01 | one environment of 512 steps | 1 | +50 |" in core
-    assert "| `lstm` | default, velocities hidden | 1 | 300 |" in memory
-
-
-def test_a_variant_has_differences_and_a_probability(put):
-    for env in ENVS[:2]:
-        put("variants", env, "baseline", [100.0, 200.0, 300.0])
-        put("variants", env, "spo", [150.0, 250.0])
-    rows = rows_of(tables.changes_section("variants"))
-    assert rows["`baseline`"][1:4] == ["3", "200 (100, 200, 300)", "200 (100, 200, 300)"]
-    cells = ["2", "+0 (-50, +50)", "+0 (-50, +50)", "0.50"]  # 250 beats two of three, 150 one
-    assert rows["`spo`"] == ["SPO's penalty instead of the clip", *cells]
 
 
 def test_every_switch_of_the_continuous_script_is_in_the_details():
@@ -677,26 +475,8 @@ def test_every_switch_of_the_continuous_script_is_in_the_details():
             assert f"--{'no-' if default else ''}{name.replace('_', '-')}" in flags
 
 
-def test_effects_are_shares_over_all_tasks(put):
-    """A change that lacks a task, or seeds, has none yet."""
-    rng = np.random.default_rng(0)
-    returns = {}
-    for env, size in zip(ENVS, (1000, 2000, 4000)):
-        returns[env] = rng.normal(size, size / 10, 5), rng.normal(0.8 * size, size / 10, 5)
-        put("ablation_details", env, "published", returns[env][0].tolist())
-        put("ablation_details", env, "no_norm_obs", returns[env][1].tolist())
-    put("ablation_details", "Hopper-v4", "relu", [1.0, 2.0])
-    (effect,) = tables.effects()
-    shares = [y.mean() / x.mean() - 1 for x, y in returns.values()]
-    assert effect["detail"] == "M06" and effect["shares"] == pytest.approx(shares)
-    assert effect["mean"] == pytest.approx(np.mean(shares))
-    assert effect["low"] < effect["mean"] < effect["high"] < 0
-    figures.draw("ablation_details")
-    assert (figures.FIGURES / "ablation_details.png").stat().st_size > 10_000
-
-
 # -- statistics --
-@pytest.mark.parametrize("n", [2, 5, 10, 30])
+@pytest.mark.parametrize("n", [2, 10])
 def test_interval_is_students(n):
     x = np.random.default_rng(n).normal(size=(n, 3))
     low, high = stats.mean_interval(x)
@@ -711,11 +491,12 @@ def test_difference_is_welchs():
     degrees = sum(variances) ** 2 / (variances[0] ** 2 / 2 + variances[1] ** 2 / 3)
     half = scipy.stats.t.ppf(0.975, degrees) * sum(variances) ** 0.5
     assert stats.difference(x, y) == pytest.approx((5, 5 - half, 5 + half))
-    same = np.array([500.0, 500.0])
-    assert stats.difference(same, same - 1) == (-1, -1, -1)
     assert np.isnan(stats.difference(x[:1], y)[1:]).all()
     cell = tables.difference_cell(np.arange(5.0), np.arange(6.0) + 10)
     assert cell == "+10.5 [+8.1, +12.9]"
+    exact, lower = np.array([12.0, 12.0]), np.array([4.0, 6.0, 8.0, 11.0])
+    interval = np.array(stats.difference(exact, lower)) / 12
+    assert stats.relative_difference([(exact, lower)]) == pytest.approx(tuple(interval))
 
 
 def test_few_seeds_are_listed():
@@ -724,19 +505,7 @@ def test_few_seeds_are_listed():
     assert tables.mean_cell(np.full(5, 3.0)) == "3.0 [3.0, 3.0]"
 
 
-def test_a_relative_difference_of_one_task_is_welchs():
-    """As long as the means are equal, or the first is known exactly."""
-    x, y = np.array([10.0, 12.0, 14.0]), np.array([9.0, 11.0, 13.0, 15.0])
-    expected = np.array(stats.difference(x, y)) / 12
-    exact, lower = np.array([12.0, 12.0]), np.array([4.0, 6.0, 8.0, 11.0])
-    interval = np.array(stats.difference(exact, lower)) / 12
-    assert stats.relative_difference([(exact, lower)]) == pytest.approx(tuple(interval))
-    assert stats.relative_difference([(x, y)]) == pytest.approx(tuple(expected))
-    worse, better = np.array([-10.0, -12.0, -14.0]), np.array([-5.0, -6.0, -7.0])
-    assert stats.relative_difference([(worse, better)])[0] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("factor", [0.1, 0.9, 2])
+@pytest.mark.parametrize("factor", [0.1, 2])
 def test_the_interval_of_a_relative_difference_covers(factor):
     """95 of 100 times, over 2,000 draws of three tasks with five seeds each."""
     rng = np.random.default_rng(0)
@@ -751,15 +520,12 @@ def test_the_interval_of_a_relative_difference_covers(factor):
 def test_the_probability_of_improvement_is_rliables():
     metrics = pytest.importorskip("rliable.metrics")
     rng = np.random.default_rng(0)
-    for seeds, tasks in ((5, 5), (5, 3), (3, 1), (10, 6)):
+    for seeds, tasks in ((5, 5), (3, 1), (10, 6)):
         old = rng.integers(6, size=(seeds, tasks)).astype(float)  # with ties
         new = rng.integers(9, size=(seeds + 1, tasks)).astype(float)
         value, low, high = stats.improvement(new, old)
         assert value == pytest.approx(metrics.probability_of_improvement(new, old))
         assert low <= value <= high
-    draws = stats.resample(old, rng)
-    assert draws.shape == (stats.RESAMPLES, 10, 6)
-    assert all(set(draws[:, :, task].ravel()) == set(old[:, task]) for task in range(6))
 
 
 # -- figures, documents, plots of one's own runs --
@@ -783,22 +549,6 @@ def test_a_band_needs_five_seeds(seeds, bands, lines):
     figures.plt.close(fig)
 
 
-def test_a_seed_that_diverged_keeps_its_last_value():
-    curves = [
-        pd.DataFrame({"step": [10, 100], "return": [1, 11]}),
-        pd.DataFrame({"step": [10, 20], "return": [3, 0]}),
-    ]
-    grid, y = figures.on_one_grid(curves, "step")
-    assert (grid[0], grid[-1]) == (10, 100) and (y[0][-1], y[1][-1]) == (11, 0)
-
-
-def test_published_curves_are_drawn_as_far_as_runs_go():
-    curves = results.published_curves("procgen_short_mine", "starpilot", 1_015_808)
-    assert curves["openai/train-procgen easy-all, 3 runs"]["step"].tolist() == [507904, 1015808]
-    for folder, env in (("atari", "Gravitar-v5"), ("mujoco", "Hopper-v4")):
-        assert results.published_curves(folder, env, 10**7) == {}
-
-
 def test_the_documents_hold_what_the_results_make():
     made = {name: maker() for name, maker in report.sections().items()}
     placed = set()
@@ -806,16 +556,6 @@ def test_the_documents_hold_what_the_results_make():
         assert report.filled(document, made) == document.read_text(), document
         placed |= {match[2] for match in report.MARKER.finditer(document.read_text())}
     assert placed == made.keys()
-
-
-def test_links_are_seen_from_each_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "ROOT", tmp_path)
-    at = {"README.md": "benchmark/figures", "docs/a.md": "../benchmark/figures"}
-    for name, folder in at.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("<!-- report:a -->\nold\n<!-- /report:a -->")
-        text = report.filled(tmp_path / name, {"a": "![x](benchmark/figures/x.png)"})
-        assert f"-->\n![x]({folder}/x.png)\n<!--" in text
 
 
 def test_a_ratio_is_that_of_the_speeds_beside_it():
@@ -832,14 +572,6 @@ def test_speeds_keep_their_own_rule():
         if "NVIDIA" not in facts["hardware"]:
             windows = data.filter(like="window_seconds").median().min()
             assert len(data) >= 5 and windows >= 30 and float(facts["load_before"]) <= 0.5, path
-
-
-def test_a_longer_curve_is_drawn_to_its_end():
-    """Whichever comes first."""
-    _, ax = figures.plt.subplots()
-    for end in (8, 40, 8):
-        figures.draw_seeds(ax, np.linspace(1, end, 5), np.ones((1, 5)), "red")
-    assert ax.get_xlim()[0] == 0 and 40 <= ax.get_xlim()[1] < 50
 
 
 def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
@@ -863,6 +595,3 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
     rows = [line for line in out.splitlines() if line.startswith("| Hopper")]
     assert rows[0].startswith("| Hopper-v4 | ours | 2 | 149 | 5.0 (4.0, 6.0) |")
     assert rows[1].startswith("| Hopper-v4 | theirs | 1 | 149 | 14.0 |")
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(tmp_path / "nothing")])
-    with pytest.raises(SystemExit, match="no runs with finished episodes"):
-        plot.main()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config as inductor
-from harness import killed, resume, steady, train
+from harness import killed, play_frames, resume, steady, train
 from registry import SCRIPTS, Script
 from torch.profiler import ProfilerActivity, profile
 from watch import assert_same_run, checkpoint_of, flat, scalars_of
@@ -94,7 +94,9 @@ def test_bf16_is_close_to_float32(script, folder, monkeypatch):
 def test_killed_and_resumed_is_never_stopped(script, folder, monkeypatch):
     """To the bit, eager and with the deterministic kernels, which are the default."""
     folder("whole")
-    ends = steady(script, monkeypatch)
+    if script.reset_rows:
+        play_frames(script.module, monkeypatch)
+    ends = steady(script)
     whole = run(script, **ends)
     folder("killed")
     run_dir = killed(script, "after renaming", 2, lambda: run(script, **ends))

@@ -5,18 +5,16 @@ What is special about the loop of one script is tested in the file of that scrip
 """
 
 import csv
-from itertools import count, pairwise
+from itertools import count
 
 import numpy as np
 import pytest
 import torch
-from conftest import one_layer
-from harness import killed, resume, train
-from registry import SCRIPTS, Script
+from harness import killed, resume, small_games, train, watch_envs
+from registry import SCRIPTS, Script, one_of_each_text
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, flat, scalars_of
 
-IMAGES = ("ppo_atari", "ppo_procgen", "ppg_procgen")
 ONE = 64  # steps of an iteration of a tiny run
 scripts = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 
@@ -27,8 +25,11 @@ def scripts_that(have):
     return pytest.mark.parametrize("script", rows.values(), ids=rows)
 
 
-def with_detail(name: str):
-    return scripts_that(lambda script: name in script.details)
+def with_detail(name: str, lines: str):
+    """One for each text of these lines, of those that have the detail."""
+    rows = {key: row for key, row in SCRIPTS.items() if name in row.details}
+    rows = one_of_each_text(rows, lines=lines)
+    return pytest.mark.parametrize("script", rows.values(), ids=rows)
 
 
 def known(script: Script, **changes) -> dict:
@@ -37,12 +38,10 @@ def known(script: Script, **changes) -> dict:
 
 
 @pytest.fixture(autouse=True)
-def small_network(script, monkeypatch):
-    """Convolutions would take most of the time."""
+def small(script, monkeypatch):
     if "procgen" in script.name:
         pytest.importorskip("procgen")
-    if script.name in IMAGES:
-        one_layer(script.module, monkeypatch)
+    small_games(script, monkeypatch)
 
 
 @pytest.fixture
@@ -58,21 +57,6 @@ def optimizer_steps():
     hook = register_optimizer_step_pre_hook(before_step)
     yield seen
     hook.remove()
-
-
-def watch_envs(script: Script, monkeypatch, **wrappers) -> None:
-    """`step=f`: from here on f(what envs.step returns) is returned; `reset` likewise."""
-    make_envs = script.module.make_envs
-
-    def watched(*args):
-        envs = make_envs(*args)
-        for name, wrapper in wrappers.items():
-            original = getattr(envs, name)
-            call = lambda *a, original=original, f=wrapper, **k: f(original(*a, **k))  # noqa: E731
-            setattr(envs, name, call)
-        return envs
-
-    monkeypatch.setattr(script.module, "make_envs", watched)
 
 
 def minibatches(calls: list) -> list[dict]:
@@ -97,12 +81,12 @@ def test_targets_are_values_plus_advantages_by_the_discounts_of_the_flags(script
         assert torch.equal(mb["returns"], mb["values"] + mb["advantages"])
 
 
-@with_detail("A06")
+@with_detail("A06", "rewards")
 def test_the_agent_learns_from_clipped_rewards(script, spy, monkeypatch):
     """Those that environments return; what the game has paid is in infos alone."""
     rng, clipped = np.random.default_rng(0), []
 
-    def step(result: tuple) -> tuple:
+    def step(result: tuple, actions: np.ndarray) -> tuple:
         obs, reward, terminated, truncated, infos = result
         clipped.append(rng.integers(-1, 2, size=len(reward)))
         paid = 50.0 * clipped[-1]
@@ -111,54 +95,54 @@ def test_the_agent_learns_from_clipped_rewards(script, spy, monkeypatch):
     gae_calls = spy(script.module, "gae")
     watch_envs(script, monkeypatch, step=step)
     train(script, total_timesteps=2 * ONE)
-    learned = np.concatenate([rewards for (rewards, *_), _ in gae_calls])
-    np.testing.assert_array_equal(learned, clipped)
+    learned = np.concatenate([inputs[0] for inputs, _ in gae_calls])
+    np.testing.assert_array_equal(learned, clipped[1:])  # without that of the first reset
 
 
 # -- schedules --
 @scripts
-@pytest.mark.parametrize("anneal", [True, False])
-def test_rates_start_full_and_end_one_iteration_above_zero(script, anneal, spy, optimizer_steps):
-    """The learning rate and the range of the clip, or they stay as they are."""
+def test_rates_start_full_and_end_one_iteration_above_zero(script, spy, optimizer_steps):
+    """The learning rate and the range of the clip. And every weight learns."""
     gae_calls, losses = spy(script.module, "gae"), spy(script.module, script.loss)
-    switches = dict.fromkeys(script.annealing, anneal)
+    evaluations = spy(script.module.Agent, "evaluate_actions")
+    switches = dict.fromkeys(script.annealing, True)
     run_dir = train(script, learning_rate=1e-3, **switches, **known(script, clip_coef=0.2))
-    fractions = [1, 0.75, 0.5, 0.25] if anneal else [1] * 4
+    fractions = [1, 0.75, 0.5, 0.25]
     rates = [rate for rate, _ in optimizer_steps]
-    changes = [i for i, (a, b) in enumerate(pairwise(rates), 1) if a != b]
-    assert len(gae_calls) == 4 and len(changes) == (3 if anneal else 0)
-    assert rates[:1] + [rates[i] for i in changes] == pytest.approx(
-        [1e-3 * fraction for fraction in fractions[: len(changes) + 1]]
-    )
+    changed = [rate for before, rate in zip([None, *rates], rates) if rate != before]
+    assert len(gae_calls) == 4 and changed == pytest.approx([1e-3 * f for f in fractions])
     logged = [value for _, value in scalars_of(run_dir)["charts/learning_rate"]]
     assert logged == pytest.approx([1e-3 * fraction for fraction in fractions])
     if "X01" in script.details:
         each = len(losses) // 4
         ranges = [float(inputs[4]) for inputs, _ in losses]
         assert ranges == pytest.approx([0.2 * f for f in fractions for _ in range(each)])
+    (agent, *_), _ = evaluations[0]  # before the first update
+    trained = checkpoint_of(run_dir)["agent"]
+    for name, start in agent.state_dict().items():
+        assert not torch.equal(trained[name], start), name
 
 
-@with_detail("X03")
-@pytest.mark.parametrize("target_kl, epochs", [(0.03, 3), (0.02, 2), (1.0, 5), (None, 5)])
-def test_epochs_end_after_one_whose_mean_kl_is_above_the_target(
-    script, target_kl, epochs, monkeypatch
-):
+@with_detail("X03", "epoch_kl")
+def test_epochs_end_after_one_whose_mean_kl_is_above_the_target(script, monkeypatch):
     """The mean of that epoch: not of all so far, not its largest nor its last minibatch."""
-    divergences = iter([0.0, 0.0, 0.05, 0.0, 0.04, 0.03, *[0.01] * 4])
+    divergences = [0.0, 0.0, 0.05, 0.0, 0.04, 0.03, *[0.01] * 4]  # two of each epoch
     ppo_loss, calls = script.module.ppo_loss, []
 
     def with_divergence(*args):
         loss, stats = ppo_loss(*args)
-        calls.append(1)
-        return loss, stats | {"approx_kl": torch.tensor(next(divergences))}
+        calls.append(divergences[len(calls)])
+        return loss, stats | {"approx_kl": torch.tensor(calls[-1])}
 
     monkeypatch.setattr(script.module, "ppo_loss", with_divergence)
-    train(script, target_kl=target_kl, total_timesteps=ONE, **{script.epochs: 5})
-    assert len(calls) == 2 * epochs  # an epoch has two minibatches
+    for target_kl, epochs in ((0.03, 3), (0.02, 2), (None, 5)):
+        calls.clear()
+        train(script, target_kl=target_kl, total_timesteps=ONE, **{script.epochs: 5})
+        assert len(calls) == 2 * epochs
 
 
 # -- gradients --
-@with_detail("C11")
+@with_detail("C11", "max_grad_norm|max_norm")
 def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
     """The same direction, whatever the bound, and 0 is none; the norm before it is logged."""
     once = {"num_minibatches": 1, "total_timesteps": ONE, script.epochs: 1}
@@ -174,16 +158,6 @@ def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
     assert norm > 1e-3 and torch.equal(loose, whole)
     assert clipped.norm().item() == pytest.approx(1e-5, rel=0.2)  # torch adds 1e-6 to the norm
     torch.testing.assert_close(clipped / clipped.norm(), whole / norm, rtol=1e-3, atol=1e-6)
-
-
-@scripts
-def test_every_weight_learns(script, spy):
-    evaluations = spy(script.module.Agent, "evaluate_actions")
-    run_dir = train(script, learning_rate=1e-3)
-    (agent, *_), _ = evaluations[0]  # before the first update
-    trained = checkpoint_of(run_dir)["agent"]
-    for name, start in agent.state_dict().items():
-        assert not torch.equal(trained[name], start), name
 
 
 # -- what is logged --
@@ -228,7 +202,7 @@ def test_speed_and_shares_of_time(script, spy, monkeypatch):
 
 
 # -- resuming --
-@scripts
+@scripts_that(lambda script: script.name in ("ppo", "ppg_procgen"))
 def test_a_resumed_run_goes_on_with_its_clock_and_its_last_100_returns(script):
     run_dir = killed(script, "after renaming", 2, lambda: train(script))
     path = run_dir / "checkpoint.pt"
@@ -259,3 +233,23 @@ def test_where_new_episodes_start_their_observations_are_normalized(script, spy,
     expected = ((starts[-1] - mean) / np.sqrt(var + 1e-8)).clip(-10, 10)
     np.testing.assert_allclose(obs[: len(expected)], expected, rtol=1e-5, atol=1e-6)
     assert len(starts) == 2 and abs(starts[0] - starts[1]).max() > 1e-3
+
+
+# -- bfloat16 --
+@scripts_that(lambda script: hasattr(script.module.Args, "bf16"))
+def test_bf16_stays_inside_the_network(script, spy):
+    """Images are scaled in float32; what the heads give is float32, and so are the gradients."""
+    evaluated, scaled, inside = spy(script.module.Agent, "evaluate_actions"), [], []
+    flags = known(script, ortho_init=False, init="torch")
+    train(script, total_timesteps=ONE, bf16=True, **flags)
+    (agent, obs, *rest), _ = evaluated[0]
+    agent.network.register_forward_pre_hook(lambda _, inputs: scaled.append(inputs[0]))
+    agent.network.register_forward_hook(lambda _, inputs, output: inside.append(output.dtype))
+    results = agent.evaluate_actions(obs, *rest)
+    agent.dtype = torch.float32
+    for mine, plain in zip(results, agent.evaluate_actions(obs, *rest)):
+        assert mine.dtype == torch.float32 and 0 < (mine - plain).abs().max() < 0.05
+    assert inside == [torch.bfloat16, torch.float32]
+    assert torch.equal(scaled[0].unique(), (obs.float() / 255).bfloat16().unique())
+    (results[0].sum() + results[2].sum()).backward()
+    assert {p.grad.dtype for p in agent.parameters() if p.grad is not None} == {torch.float32}

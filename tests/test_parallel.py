@@ -347,9 +347,9 @@ def flags_of(fields: dict) -> list[str]:
 
 @pytest.mark.e2e
 @all_cases
-@pytest.mark.parametrize("rank", range(SIZE))
-def test_a_killed_process_ends_the_run_which_resumes(name, rank, tmp_path):
-    script = script_of(name, tmp_path)
+def test_a_killed_process_ends_the_run_which_resumes(name, tmp_path):
+    """The first or the second one."""
+    script, rank = script_of(name, tmp_path), int(name == "multigpu_ppg")
     flags = CASES[name] | {"num_steps": 8, "total_timesteps": 32 * 12, EPOCHS[name]: 1}
     last, before = 20, 9  # minibatches, two of each iteration
     if name == "multigpu_ppg":  # it dies in the second auxiliary phase; each has four minibatches
@@ -374,16 +374,6 @@ runpy.run_path("{script}", run_name="__main__")
     done = torchrun(SIZE, script, "--resume", run_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert checkpoint_of(run_dir)["iteration"] == 12 and done.stdout.count("run: ") == 1
-
-
-@pytest.mark.e2e
-@all_cases
-def test_what_all_processes_would_say_is_one_line(name, tmp_path):
-    known = "--gamma (2.0) must be between 0 and 1", "the losses are not finite"  # to all, to one
-    for flags, words in zip(({"gamma": 2.0}, {"learning_rate": 1e30}), known):
-        done = torchrun(SIZE, script_of(name, tmp_path), *flags_of(CASES[name] | flags))
-        lines = re.findall(r"(?m)\berror: .*|^\w*Error.*", done.stderr)
-        assert done.returncode != 0 and len(lines) == 1 and words in lines[0], done.stderr
 
 
 def documented(pattern: str) -> list[str]:

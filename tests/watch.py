@@ -28,6 +28,14 @@ def flat(tensors) -> torch.Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
+def assert_orthogonal(weight: torch.Tensor, gain: float) -> None:
+    """W W^T, or W^T W of a tall W, is the square of the gain times the identity."""
+    weight = weight.detach().flatten(1).double()
+    gram = weight @ weight.T if len(weight) <= weight.shape[1] else weight.T @ weight
+    eye = torch.eye(len(gram)).double()
+    torch.testing.assert_close(gram, gain**2 * eye, atol=5e-5 * gain**2 + 1e-9, rtol=0)
+
+
 def one_layer_agent(script) -> type:
     """The Agent of a script for images with one linear layer for its convolutions."""
 
