@@ -25,10 +25,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from results import file_of, without_suffix
+from results import DIAGNOSTICS, file_of, without_suffix
 
 WINDOW = 100  # episodes in a reported return
-DIAGNOSTICS = "approx_kl clipfrac explained_variance entropy value_loss grad_norm".split()
 
 
 def load_checkpoint(run_dir: Path) -> dict:
@@ -189,7 +188,7 @@ def collect(run_dir: Path, folder: str, has_diverged=False, unfinished=False) ->
         facts["unfinished"] = f"{facts['steps']} of {facts['total_timesteps']} steps"
     columns, rows = ["step", "return", "seconds"], curve_of(facts, episodes)
     if without_suffix(folder) == "broken":
-        columns, rows = columns + DIAGNOSTICS, add_diagnostics(run_dir, facts, rows)
+        columns, rows = columns + [*DIAGNOSTICS], add_diagnostics(run_dir, facts, rows)
     top = [f"# {name}: {value}" for name, value in facts.items()]
     text = "\n".join([*top, ",".join(columns), *rows]) + "\n"
 

@@ -6,7 +6,7 @@ import pandas as pd
 import results
 import stats
 from matplotlib.lines import Line2D
-from tables import DETAILS, effects
+from tables import BROKEN, DETAILS, effects
 
 FIGURES = results.HERE / "figures"
 WIDTH = 9  # inches
@@ -19,12 +19,12 @@ AXES = {  # x of a curve -> its unit and label
 
 
 # -- shared with plot.py --
-def on_one_grid(curves: list[pd.DataFrame], x: str) -> tuple[np.ndarray, np.ndarray]:
-    """A grid that all seeds have, and the returns (seeds, points) there."""
+def on_one_grid(curves: list[pd.DataFrame], x: str, y="return") -> tuple[np.ndarray, np.ndarray]:
+    """A grid that all seeds have, and the returns, or other columns, (seeds, points) there."""
     start = max(curve[x].iloc[0] for curve in curves)
     end = max(curve[x].iloc[-1] for curve in curves)  # one that diverged keeps its last value
     grid = np.linspace(start, end, 200)
-    return grid, np.stack([np.interp(grid, curve[x], curve["return"]) for curve in curves])
+    return grid, np.stack([np.interp(grid, curve[x], curve[y]) for curve in curves])
 
 
 def draw_seeds(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
@@ -141,10 +141,42 @@ def draw_effects() -> None:
     save(fig, FIGURES / f"{DETAILS}.png")
 
 
+# -- broken runs --
+def draw_broken(folder: str) -> None:
+    """A row for each mistake, a column for return and diagnostics; healthy runs in grey."""
+    runs = results.read_runs(folder)
+    rows = list(results.groups_of(runs[runs["exp"] != "healthy"], "env", "exp"))
+    if not rows:
+        return
+    columns = {"return": "return"} | results.DIAGNOSTICS
+    how = {"figsize": (1.9 * len(columns), 1.35 * len(rows)), "squeeze": False}
+    fig, axes = plt.subplots(len(rows), len(columns), **how, layout="constrained")
+    for line, ((env, exp), broken) in zip(axes, rows):
+        healthy = runs[(runs["env"] == env) & (runs["exp"] == "healthy")]
+        line[0].set_ylabel(f"{exp}\n{env}", fontsize=7)
+        for ax, name in zip(line, columns):
+            for group, colour in ((healthy, "#8c8c8c"), (broken, "#d62728")):
+                curves = [results.read_curve(path) for path in group["path"]]
+                draw_seeds(ax, *on_one_grid(curves, "step", name), colour)
+            ax.tick_params(labelsize=6)
+            if name in ("approx_kl", "value_loss", "grad_norm"):
+                ax.set_yscale("symlog", linthresh=1e-4 if name == "approx_kl" else 1e-2)
+            if name == "explained_variance":
+                ax.set_ylim(-1, 1.05)
+    for ax, title in zip(axes[0], columns.values()):
+        ax.set_title(title, fontsize=9)
+    handles = [Line2D([], [], color="#8c8c8c", label="healthy")]
+    handles += [Line2D([], [], color="#d62728", label="broken")]
+    fig.legend(handles=handles, ncols=2, loc="outside upper center", frameon=False)
+    save(fig, FIGURES / f"{folder}.png")
+
+
 def draw(folder: str) -> None:
     """The figures of a folder of results, if its experiments have colours."""
     if folder == DETAILS:
         draw_effects()
+    elif results.without_suffix(folder) == BROKEN:
+        draw_broken(folder)
     else:
         draw_curves(folder)
     if results.without_suffix(folder) == "mujoco":

@@ -9,6 +9,7 @@ import results
 import stats
 
 STUDY, DETAILS, VARIANTS = "ablation_study", "ablation_details", "variants"
+BROKEN = "broken"
 # The two numbers of the study: the largest of these differences, without their signs.
 INDICES = {
     "AAI, the algorithm": [("ppo", "trpo_plus"), ("ppo_m", "trpo")],
@@ -36,6 +37,12 @@ together, because all are compared with the same first row.
 IMPROVEMENT_RULE = """
 Probability of improvement: that a run of the changed one is better than one of the original, mean
 over environments; from five seeds on with its 95% bootstrap interval.
+"""
+
+BROKEN_RULE = """
+Return: mean of the last 100 training episodes, over the seeds, with its 95% interval. Evaluation:
+mean return of ten episodes after training, over the seeds, likewise. The others: mean over the
+second half of training and over the seeds.
 """
 
 
@@ -345,3 +352,39 @@ def study_section(folder: str = STUDY) -> str:
     rows.append(["either of them by chance", *chance, *("-" for _ in envs)])
     head = ["preset", *envs, *(f"{env.split('-')[0]}, published" for env in envs)]
     return "\n\n".join([table(head, rows), text(STUDY_RULE), ran_on(results.read_runs(folder))])
+
+
+# -- broken runs --
+def symptoms_row(group: pd.DataFrame) -> list[str]:
+    """The label of an experiment, its seeds, its return and its diagnostics."""
+    curves = [results.read_curve(path) for path in group["path"]]
+    halves = [curve[curve["step"] > curve["step"].iloc[-1] / 2] for curve in curves]
+    means = pd.DataFrame([half[list(results.DIAGNOSTICS)].mean() for half in halves]).mean()
+    played = group["eval_return"].dropna().astype(float).to_numpy()
+    row = [group["label"].iloc[0], seeds_cell([len(group)], group["diverged"].sum())]
+    row += [mean_cell(group["final_return"].to_numpy()), mean_cell(played if len(played) else None)]
+    return [*row, *(f"{mean:.2g}" for mean in means)]
+
+
+def symptoms_table(runs: pd.DataFrame) -> str:
+    """A row for each experiment on one environment."""
+    head = [runs["env"].iloc[0], "seeds", "return", "evaluation", *results.DIAGNOSTICS.values()]
+    return table(head, [symptoms_row(group) for _, group in results.groups_of(runs, "exp")])
+
+
+def mistake_section(exp: str, folder: str = BROKEN) -> str:
+    """The lines of a patch, and what its runs look like beside healthy ones."""
+    runs = results.read_runs(folder)
+    env = runs[runs["exp"] == exp]["env"].iloc[0]
+    shown = runs[(runs["env"] == env) & runs["exp"].isin(["healthy", exp])]
+    patch = (results.ROOT / results.recipes_of(folder)["script"][exp]).read_text()
+    lines = [line for line in patch.partition("\n@@")[2].splitlines() if line[:1] in ("+", "-")]
+    return "\n".join(["```diff", *lines, "```", "", symptoms_table(shown)])
+
+
+def mistakes_section(folder: str = BROKEN) -> str:
+    """A table for each environment, what the runs ran on, and the figure."""
+    runs = results.read_runs(folder)
+    parts = [symptoms_table(of_env) for _, of_env in results.groups_of(runs, "env")]
+    figure = f"![Healthy and broken runs](benchmark/figures/{folder}.png)"
+    return "\n\n".join([*parts, text(BROKEN_RULE), ran_on(runs), figure])
