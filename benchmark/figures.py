@@ -157,16 +157,21 @@ def draw_broken(folder: str) -> None:
         for ax, name in zip(line, columns):
             for group, colour in ((healthy, "#8c8c8c"), (broken, "#d62728")):
                 curves = [results.read_curve(path) for path in group["path"]]
-                draw_seeds(ax, *on_one_grid(curves, "step", name), colour)
+                grid, y = on_one_grid(curves, "step", name)
+                draw_seeds(ax, grid / 1e3, y, colour)
             ax.tick_params(labelsize=6)
-            if name in ("approx_kl", "value_loss", "grad_norm"):
-                ax.set_yscale("symlog", linthresh=1e-4 if name == "approx_kl" else 1e-2)
+            ax.xaxis.set_major_formatter("{x:.2g}")
+            if name == "approx_kl":
+                ax.set_yscale("symlog", linthresh=1e-5)  # it may be 0
+            if name in ("value_loss", "grad_norm"):
+                ax.set_yscale("log")
             if name == "explained_variance":
                 ax.set_ylim(-1, 1.05)
     for ax, title in zip(axes[0], columns.values()):
         ax.set_title(title, fontsize=9)
     handles = [Line2D([], [], color="#8c8c8c", label="healthy")]
     handles += [Line2D([], [], color="#d62728", label="broken")]
+    fig.supxlabel("environment steps (thousands)")
     fig.legend(handles=handles, ncols=2, loc="outside upper center", frameon=False)
     save(fig, FIGURES / f"{folder}.png")
 

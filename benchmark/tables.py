@@ -42,7 +42,8 @@ over environments; from five seeds on with its 95% bootstrap interval.
 BROKEN_RULE = """
 Return: mean of the last 100 training episodes, over the seeds, with its 95% interval. Evaluation:
 mean return of ten episodes after training, over the seeds, likewise. The others: mean over the
-second half of training and over the seeds.
+first half of training, in which the learning rate is still high and the return rises, and over the
+seeds.
 """
 
 
@@ -358,9 +359,9 @@ def study_section(folder: str = STUDY) -> str:
 def symptoms_row(group: pd.DataFrame) -> list[str]:
     """The label of an experiment, its seeds, its return and its diagnostics."""
     curves = [results.read_curve(path) for path in group["path"]]
-    halves = [curve[curve["step"] > curve["step"].iloc[-1] / 2] for curve in curves]
+    halves = [curve[curve["step"] <= curve["step"].iloc[-1] / 2] for curve in curves]
     means = pd.DataFrame([half[list(results.DIAGNOSTICS)].mean() for half in halves]).mean()
-    played = group["eval_return"].dropna().astype(float).to_numpy()
+    played = group["eval_return"].astype(float).dropna().to_numpy()
     row = [group["label"].iloc[0], seeds_cell([len(group)], group["diverged"].sum())]
     row += [mean_cell(group["final_return"].to_numpy()), mean_cell(played if len(played) else None)]
     return [*row, *(f"{mean:.2g}" for mean in means)]
