@@ -502,6 +502,22 @@ def test_a_results_file_says_how_its_run_was_made(finished):
     assert path.read_text() == text
 
 
+def test_a_broken_run_has_its_diagnostics_beside_its_returns(finished):
+    """At steps between two iterations what lies between them."""
+    run_dir = finished()
+    with SummaryWriter(run_dir) as writer:
+        for name in results.DIAGNOSTICS:
+            for step in (10, 30):
+                writer.add_scalar(f"losses/{name}", step / 10, step)
+        writer.add_scalar("eval/episodic_return", 7.5, 30)
+    path = collect.collect(run_dir, "broken_mine")
+    curve = results.read_curve(path)
+    assert list(curve) == ["step", "return", "seconds", *results.DIAGNOSTICS]
+    for name in results.DIAGNOSTICS:
+        np.testing.assert_allclose(curve[name], curve["step"] / 10)
+    assert results.read_facts(path)["eval_return"] == "7.5"
+
+
 def test_a_run_that_went_on_elsewhere_names_both_machines(finished):
     run_dir = finished()
     config = json.loads((run_dir / "config.json").read_text())
@@ -769,7 +785,7 @@ def test_every_figure_belongs_to_results_that_are_here():
         colours = results.recipes_of(folder)["colour"]
         if set(results.read_runs(folder)["exp"]) & set(colours.index[colours != ""]):
             drawn.add(folder)
-    drawn |= {"ablation_details", "mujoco_seconds"}
+    drawn |= {"ablation_details", "mujoco_seconds", "broken"}
     files = {path.stem for path in (ROOT / "benchmark" / "figures").iterdir()}
     assert {name for name in files if "_mine" not in name} == drawn
 
