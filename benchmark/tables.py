@@ -357,12 +357,16 @@ def study_section(folder: str = STUDY) -> str:
 
 # -- broken runs --
 def symptoms_row(group: pd.DataFrame) -> list[str]:
-    """The label of an experiment, its seeds, its return and its diagnostics."""
+    """Name and label of an experiment, its seeds, its returns and its diagnostics."""
     curves = [results.read_curve(path) for path in group["path"]]
     halves = [curve[curve["step"] <= curve["step"].iloc[-1] / 2] for curve in curves]
     means = pd.DataFrame([half[list(results.DIAGNOSTICS)].mean() for half in halves]).mean()
     played = group["eval_return"].astype(float).dropna().to_numpy()
-    row = [group["label"].iloc[0], seeds_cell([len(group)], group["diverged"].sum())]
+    exp, label = group[["exp", "label"]].iloc[0]
+    row = [
+        f"`{exp}`: {label}" if exp != label else exp,
+        seeds_cell([len(group)], group["diverged"].sum()),
+    ]
     row += [mean_cell(group["final_return"].to_numpy()), mean_cell(played if len(played) else None)]
     return [*row, *(f"{mean:.2g}" for mean in means)]
 
