@@ -40,10 +40,10 @@ over environments; from five seeds on with its 95% bootstrap interval.
 """
 
 BROKEN_RULE = """
-Return: mean of the last 100 training episodes, over the seeds, with its 95% interval. Evaluation:
-mean return of ten episodes after training, over the seeds, likewise. The others: mean over the
-first half of training, in which the learning rate is still high and the return rises, and over the
-seeds.
+Return: mean of the last 100 training episodes, over the seeds, with its 95% interval. Difference
+from the healthy runs: Welch's 95% interval; with 0 inside it decides nothing. Evaluation: mean
+return of ten episodes after training. The others: mean over the first half of training, in which
+the learning rate is high and the return rises, and over the seeds.
 """
 
 
@@ -356,25 +356,26 @@ def study_section(folder: str = STUDY) -> str:
 
 
 # -- broken runs --
-def symptoms_row(group: pd.DataFrame) -> list[str]:
+def symptoms_row(group: pd.DataFrame, healthy: np.ndarray) -> list[str]:
     """Name and label of an experiment, its seeds, its returns and its diagnostics."""
     curves = [results.read_curve(path) for path in group["path"]]
     halves = [curve[curve["step"] <= curve["step"].iloc[-1] / 2] for curve in curves]
     means = pd.DataFrame([half[list(results.DIAGNOSTICS)].mean() for half in halves]).mean()
-    played = group["eval_return"].astype(float).dropna().to_numpy()
     exp, label = group[["exp", "label"]].iloc[0]
-    row = [
-        f"`{exp}`: {label}" if exp != label else exp,
-        seeds_cell([len(group)], group["diverged"].sum()),
-    ]
-    row += [mean_cell(group["final_return"].to_numpy()), mean_cell(played if len(played) else None)]
+    row = [f"`{exp}`: {label}" if exp != label else exp]
+    row += [seeds_cell([len(group)], group["diverged"].sum())]
+    returns, played = group["final_return"].to_numpy(), group["eval_return"].astype(float).dropna()
+    row += [mean_cell(returns), "-" if exp == "healthy" else difference_cell(healthy, returns)]
+    row += [mean_cell(played.to_numpy() if len(played) else None)]
     return [*row, *(f"{mean:.2g}" for mean in means)]
 
 
 def symptoms_table(runs: pd.DataFrame) -> str:
     """A row for each experiment on one environment."""
-    head = [runs["env"].iloc[0], "seeds", "return", "evaluation", *results.DIAGNOSTICS.values()]
-    return table(head, [symptoms_row(group) for _, group in results.groups_of(runs, "exp")])
+    healthy = runs[runs["exp"] == "healthy"]["final_return"].to_numpy()
+    rows = [symptoms_row(group, healthy) for _, group in results.groups_of(runs, "exp")]
+    head = [runs["env"].iloc[0], "seeds", "return", "difference", "evaluation"]
+    return table([*head, *results.DIAGNOSTICS.values()], rows)
 
 
 def mistake_section(exp: str, folder: str = BROKEN) -> str:
