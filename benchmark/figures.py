@@ -149,7 +149,7 @@ def draw_broken(folder: str) -> None:
     if not rows:
         return
     columns = {"return": "return"} | results.DIAGNOSTICS
-    how = {"figsize": (1.9 * len(columns), 1.35 * len(rows)), "squeeze": False}
+    how = {"figsize": (1.4 * len(columns), 1.05 * len(rows)), "squeeze": False}
     fig, axes = plt.subplots(len(rows), len(columns), **how, layout="constrained")
     for line, ((env, exp), broken) in zip(axes, rows):
         healthy = runs[(runs["env"] == env) & (runs["exp"] == "healthy")]
@@ -160,11 +160,14 @@ def draw_broken(folder: str) -> None:
                 grid, y = on_one_grid(curves, "step", name)
                 draw_seeds(ax, grid / 1e3, y, colour)
             ax.tick_params(labelsize=6)
-            ax.xaxis.set_major_formatter("{x:.2g}")
-            if name == "approx_kl":
-                ax.set_yscale("symlog", linthresh=1e-5)  # it may be 0
+            ax.xaxis.set_major_formatter("{x:.0f}")
             if name in ("value_loss", "grad_norm"):
                 ax.set_yscale("log")
+                ax.yaxis.set_minor_formatter("")
+            if name == "approx_kl":
+                ax.set_yscale("symlog", linthresh=1e-4)  # it may be 0
+            if name in ("approx_kl", "clipfrac"):
+                ax.set_ylim(bottom=0)
             if name == "explained_variance":
                 ax.set_ylim(-1, 1.05)
     for ax, title in zip(axes[0], columns.values()):
