@@ -153,7 +153,7 @@ def draw_broken(folder: str) -> None:
     fig, axes = plt.subplots(len(rows), len(columns), **how, layout="constrained")
     for line, ((env, exp), broken) in zip(axes, rows):
         healthy = runs[(runs["env"] == env) & (runs["exp"] == "healthy")]
-        line[0].set_ylabel(f"{exp}\n{env}", fontsize=7)
+        line[0].set_ylabel(f"{exp}\n{env}", fontsize=5.5)
         for ax, name in zip(line, columns):
             for group, colour in ((healthy, "#8c8c8c"), (broken, "#d62728")):
                 curves = [results.read_curve(path) for path in group["path"]]
