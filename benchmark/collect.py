@@ -3,7 +3,8 @@
 Run:     python benchmark/collect.py --folder NAME RUN_DIR ...
 Columns: step (100 points, the last one is the end of the run), return (mean of the last 100
          training episodes that ended by then, as CleanRL reports it; no point before the first
-         one) and seconds of training.
+         one) and seconds of training. Runs of the folder `broken` also have the diagnostics, read
+         off between iterations along a line, and the return of the evaluation at the end.
 
 The suites do this after each run. With --unfinished a run is a result as far as its checkpoint
 goes, and the tables say how far. A run whose losses stopped being finite is a result, too: its
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from results import file_of
+from results import DIAGNOSTICS, file_of, without_suffix
 
 WINDOW = 100  # episodes in a reported return
 
@@ -151,6 +152,25 @@ def curve_of(facts: dict, episodes: np.ndarray) -> list[str]:
     return rows
 
 
+def read_scalars(run_dir: Path) -> dict[str, np.ndarray]:
+    """Tag -> steps and values (2, n) of TensorBoard's files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: np.array([(x.step, x.value) for x in events.Scalars(tag)]).T for tag in tags}
+
+
+def add_diagnostics(run_dir: Path, facts: dict, rows: list[str]) -> list[str]:
+    """The rows with a column for each diagnostic; the fact eval_return, if there is one."""
+    scalars = read_scalars(run_dir)
+    if "eval/episodic_return" in scalars:
+        facts["eval_return"] = float(scalars["eval/episodic_return"][1, -1])
+    steps = [int(row.split(",")[0]) for row in rows]
+    columns = [np.interp(steps, *scalars[f"losses/{name}"]) for name in DIAGNOSTICS]
+    return [",".join([row, *(f"{x:.4g}" for x in cells)]) for row, *cells in zip(rows, *columns)]
+
+
 def collect(run_dir: Path, folder: str, has_diverged=False, unfinished=False) -> Path:
     """Write the results file of a run; never over another run's."""
     episodes = read_episodes(run_dir)
@@ -166,8 +186,11 @@ def collect(run_dir: Path, folder: str, has_diverged=False, unfinished=False) ->
         facts["diverged"] = f"losses not finite, last episode at step {facts['steps']}"
     elif not is_finished(checkpoint):
         facts["unfinished"] = f"{facts['steps']} of {facts['total_timesteps']} steps"
+    columns, rows = ["step", "return", "seconds"], curve_of(facts, episodes)
+    if without_suffix(folder) == "broken":
+        columns, rows = columns + [*DIAGNOSTICS], add_diagnostics(run_dir, facts, rows)
     top = [f"# {name}: {value}" for name, value in facts.items()]
-    text = "\n".join([*top, "step,return,seconds", *curve_of(facts, episodes)]) + "\n"
+    text = "\n".join([*top, ",".join(columns), *rows]) + "\n"
 
     path = file_of(folder, facts["env"], facts["exp"], facts["seed"])
     if path.exists() and path.read_text() != text:

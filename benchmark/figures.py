@@ -6,7 +6,7 @@ import pandas as pd
 import results
 import stats
 from matplotlib.lines import Line2D
-from tables import DETAILS, details_with_worth, effects, worth_of
+from tables import BROKEN, DETAILS, details_with_worth, effects, worth_of
 
 FIGURES = results.HERE / "figures"
 WIDTH = 9  # inches
@@ -19,12 +19,12 @@ AXES = {  # x of a curve -> its unit and label
 
 
 # -- shared with plot.py --
-def on_one_grid(curves: list[pd.DataFrame], x: str) -> tuple[np.ndarray, np.ndarray]:
-    """A grid that all seeds have, and the returns (seeds, points) there."""
+def on_one_grid(curves: list[pd.DataFrame], x: str, y="return") -> tuple[np.ndarray, np.ndarray]:
+    """A grid that all seeds have, and the returns, or other columns, (seeds, points) there."""
     start = max(curve[x].iloc[0] for curve in curves)
     end = max(curve[x].iloc[-1] for curve in curves)  # one that diverged keeps its last value
     grid = np.linspace(start, end, 200)
-    return grid, np.stack([np.interp(grid, curve[x], curve["return"]) for curve in curves])
+    return grid, np.stack([np.interp(grid, curve[x], curve[y]) for curve in curves])
 
 
 def draw_seeds(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
@@ -168,12 +168,52 @@ def draw_worth(detail: str) -> None:
     save(fig, FIGURES / "details" / f"{detail}.svg")
 
 
+# -- broken runs --
+def draw_broken(folder: str) -> None:
+    """A row for each mistake, a column for return and diagnostics; healthy runs in grey."""
+    runs = results.read_runs(folder)
+    rows = list(results.groups_of(runs[runs["exp"] != "healthy"], "env", "exp"))
+    if not rows:
+        return
+    columns = {"return": "return"} | results.DIAGNOSTICS
+    how = {"figsize": (1.4 * len(columns), 1.05 * len(rows)), "squeeze": False}
+    fig, axes = plt.subplots(len(rows), len(columns), **how, layout="constrained")
+    for line, ((env, exp), broken) in zip(axes, rows):
+        healthy = runs[(runs["env"] == env) & (runs["exp"] == "healthy")]
+        line[0].set_ylabel(f"{exp}\n{env}", fontsize=5.5)
+        for ax, name in zip(line, columns):
+            for group, colour in ((healthy, "#8c8c8c"), (broken, "#d62728")):
+                curves = [results.read_curve(path) for path in group["path"]]
+                grid, y = on_one_grid(curves, "step", name)
+                draw_seeds(ax, grid / 1e3, y, colour)
+            ax.tick_params(labelsize=6)
+            ax.xaxis.set_major_formatter("{x:.0f}")
+            if name in ("value_loss", "grad_norm"):
+                ax.set_yscale("log")
+                ax.yaxis.set_minor_formatter("")
+            if name == "approx_kl":
+                ax.set_yscale("symlog", linthresh=1e-4)  # it may be 0
+            if name in ("approx_kl", "clipfrac"):
+                ax.set_ylim(bottom=0)
+            if name == "explained_variance":
+                ax.set_ylim(-1, 1.05)
+    for ax, title in zip(axes[0], columns.values()):
+        ax.set_title(title, fontsize=9)
+    handles = [Line2D([], [], color="#8c8c8c", label="healthy")]
+    handles += [Line2D([], [], color="#d62728", label="broken")]
+    fig.supxlabel("environment steps (thousands)")
+    fig.legend(handles=handles, ncols=2, loc="outside upper center", frameon=False)
+    save(fig, FIGURES / f"{folder}.png")
+
+
 def draw(folder: str) -> None:
     """The figures of a folder of results, if its experiments have colours."""
     if folder == DETAILS:
         draw_effects()
         for detail in details_with_worth():
             draw_worth(detail)
+    elif results.without_suffix(folder) == BROKEN:
+        draw_broken(folder)
     else:
         draw_curves(folder)
     if results.without_suffix(folder) == "mujoco":

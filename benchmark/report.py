@@ -8,8 +8,8 @@ python benchmark/report.py --check             exit with 1 if a block holds anot
 A block stands between <!-- report:NAME --> and <!-- /report:NAME --> in README.md,
 benchmark/README.md or docs/. Names are the folders of recipes.csv that have results, those of
 the tables of front.csv (scripts, others), and summary, effects, speed, pairs (speed in brief),
-equal, spaces, suites, patches, details,
-and worth_C05 and so on, what a detail is worth.
+equal, spaces, suites, patches, details, worth_C05 and so on (what a detail is worth), and
+broken_EXPERIMENT.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from figures import FIGURES, draw
 from patches import original_of
 from results import HERE, RESULTS, ROOT, read_curve, read_facts, read_recipes
 from tables import (
+    BROKEN,
     DETAILS,
     STUDY,
     VARIANTS,
@@ -33,6 +34,8 @@ from tables import (
     details_with_worth,
     folder_section,
     front_section,
+    mistake_section,
+    mistakes_section,
     number,
     setups,
     study_section,
@@ -162,6 +165,7 @@ def section_of(folder: str) -> Callable[[], str]:
     if folder.startswith("speed"):
         return partial(speed_section, folder)
     made = {DETAILS: changes_section, VARIANTS: changes_section, STUDY: study_section}
+    made |= {BROKEN: mistakes_section}
     return partial(made.get(results.without_suffix(folder), folder_section), folder)
 
 
@@ -180,6 +184,8 @@ def sections() -> dict[str, Callable[[], str]]:
     made["effects"] = lambda: f"![What each detail is worth](benchmark/figures/{DETAILS}.png)"
     made |= {f"worth_{x}": partial(worth_section, x) for x in details_with_worth()}
     made |= {"spaces": spaces_section, "details": details_section}
+    broken = dict.fromkeys(results.read_runs(BROKEN).get("exp", []))
+    made |= {f"broken_{exp}": partial(mistake_section, exp) for exp in broken if exp != "healthy"}
     return made | {"suites": suites_section, "patches": patches_section}
 
 

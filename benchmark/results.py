@@ -21,6 +21,9 @@ SCRIPTS = ["ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco", "ppo_pixels
 SCRIPTS += ["ppo_multidiscrete", "ppo_microrts", "ppo_lstm", "ppo_atari", "ppo_atari_lstm"]
 SCRIPTS += ["ppo_procgen", "ppg_procgen"]  # as in the README
 PEER = "CleanRL docs"  # how the sources begin that stand beside every result
+DIAGNOSTICS = {"approx_kl": "KL", "clipfrac": "clip fraction"}
+DIAGNOSTICS |= {"explained_variance": "explained variance", "entropy": "entropy"}
+DIAGNOSTICS |= {"value_loss": "value loss", "grad_norm": "gradient norm"}
 NUMBERS = {"seed": int, "total_timesteps": int, "steps": int, "seconds": float}
 NUMBERS |= {"final_return": float, "return_of_iterations": float}
 
@@ -93,7 +96,7 @@ def read_runs(folder: str) -> pd.DataFrame:
         facts = read_facts(path)
         if path != file_of(folder, facts["env"], facts["exp"], facts["seed"]):
             sys.exit(f"error: {path} is a copy, or has another name than its run")
-        absent = {"unfinished": "", "return_of_iterations": "nan"}
+        absent = {"unfinished": "", "return_of_iterations": "nan", "eval_return": "nan"}
         rows.append(absent | facts | {"path": path, "diverged": "diverged" in facts})
     if not rows:
         return pd.DataFrame()

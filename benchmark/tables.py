@@ -9,6 +9,7 @@ import results
 import stats
 
 STUDY, DETAILS, VARIANTS = "ablation_study", "ablation_details", "variants"
+BROKEN = "broken"
 # The two numbers of the study: the largest of these differences, without their signs.
 INDICES = {
     "AAI, the algorithm": [("ppo", "trpo_plus"), ("ppo_m", "trpo")],
@@ -36,6 +37,13 @@ together, because all are compared with the same first row.
 IMPROVEMENT_RULE = """
 Probability of improvement: that a run of the changed one is better than one of the original, mean
 over environments; from five seeds on with its 95% bootstrap interval.
+"""
+
+BROKEN_RULE = """
+Return: mean of the last 100 training episodes, over the seeds, with its 95% interval. Difference
+from the healthy runs: Welch's 95% interval; with 0 inside it decides nothing. Evaluation: mean
+return of ten episodes after training. The others: mean over the first half of training, in which
+the learning rate is high and the return rises, and over the seeds.
 """
 
 
@@ -380,3 +388,44 @@ def study_section(folder: str = STUDY) -> str:
     rows.append(["either of them by chance", *chance, *("-" for _ in envs)])
     head = ["preset", *envs, *(f"{env.split('-')[0]}, published" for env in envs)]
     return "\n\n".join([table(head, rows), text(STUDY_RULE), ran_on(results.read_runs(folder))])
+
+
+# -- broken runs --
+def symptoms_row(group: pd.DataFrame, healthy: np.ndarray) -> list[str]:
+    """Name and label of an experiment, its seeds, its returns and its diagnostics."""
+    curves = [results.read_curve(path) for path in group["path"]]
+    halves = [curve[curve["step"] <= curve["step"].iloc[-1] / 2] for curve in curves]
+    means = pd.DataFrame([half[list(results.DIAGNOSTICS)].mean() for half in halves]).mean()
+    exp, label = group[["exp", "label"]].iloc[0]
+    row = [f"`{exp}`: {label}" if exp != label else exp]
+    row += [seeds_cell([len(group)], group["diverged"].sum())]
+    returns, played = group["final_return"].to_numpy(), group["eval_return"].astype(float).dropna()
+    row += [mean_cell(returns), "-" if exp == "healthy" else difference_cell(healthy, returns)]
+    row += [mean_cell(played.to_numpy() if len(played) else None)]
+    return [*row, *(f"{mean:.2g}" for mean in means)]
+
+
+def symptoms_table(runs: pd.DataFrame) -> str:
+    """A row for each experiment on one environment."""
+    healthy = runs[runs["exp"] == "healthy"]["final_return"].to_numpy()
+    rows = [symptoms_row(group, healthy) for _, group in results.groups_of(runs, "exp")]
+    head = [runs["env"].iloc[0], "seeds", "return", "difference", "evaluation"]
+    return table([*head, *results.DIAGNOSTICS.values()], rows)
+
+
+def mistake_section(exp: str, folder: str = BROKEN) -> str:
+    """The lines of a patch, and what its runs look like beside healthy ones."""
+    runs = results.read_runs(folder)
+    env = runs[runs["exp"] == exp]["env"].iloc[0]
+    shown = runs[(runs["env"] == env) & runs["exp"].isin(["healthy", exp])]
+    patch = (results.ROOT / results.recipes_of(folder)["script"][exp]).read_text()
+    lines = [line for line in patch.partition("\n@@")[2].splitlines() if line[:1] in ("+", "-")]
+    return "\n".join(["```diff", *lines, "```", "", symptoms_table(shown)])
+
+
+def mistakes_section(folder: str = BROKEN) -> str:
+    """A table for each environment, what the runs ran on, and the figure."""
+    runs = results.read_runs(folder)
+    parts = [symptoms_table(of_env) for _, of_env in results.groups_of(runs, "env")]
+    figure = f"![Healthy and broken runs](benchmark/figures/{folder}.png)"
+    return "\n\n".join([*parts, text(BROKEN_RULE), ran_on(runs), figure])

@@ -145,6 +145,15 @@ def write_diff(row, scripts: dict[str, Script], cards: dict[str, Card]) -> None:
     news = [
         f"[{cards[x].title}](../{cards[x].page}#{cards[x].anchor})" for x in sorted(ours - theirs)
     ]
+    text = f"""{WIDE}# {parent.name} → {child.name}
+
+From [`{parent.name}`](../{parent.page}), left, to [`{child.name}`](../{child.page}), right:
+{removed} lines removed and {added} added above the plumbing.
+
+{"New: " if news else ""}{", ".join(news)}
+
+{body}
+"""
     write(f"diffs/{row.name}.md", text)
 
 

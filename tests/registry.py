@@ -364,8 +364,9 @@ PIXELS = Script(
     details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | PIXEL,
     different=names(
         "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
-        "train: rollout, train: advantages, train: log and checkpoint, check_args, check_runs, PlainEnv.__init__, "
-        "PlainEnv.reset, PlainEnv.step, PlainEnv.plain, make_env, try_env, make_envs, evaluate"
+        "train: rollout, train: advantages, train: log and checkpoint, check_args, check_runs, "
+        "PlainEnv.__init__, PlainEnv.reset, PlainEnv.step, PlainEnv.plain, make_env, try_env, "
+        "make_envs, evaluate"
     ),
     zero=ZERO | {"init_log_std", "image_size", "clip_reward"},
     negative={"init_log_std"},

@@ -364,6 +364,22 @@ def test_a_results_file_says_how_its_run_was_made(finished):
     assert path.read_text() == text
 
 
+def test_a_broken_run_has_its_diagnostics_beside_its_returns(finished):
+    """At steps between two iterations what lies between them."""
+    run_dir = finished()
+    with SummaryWriter(run_dir) as writer:
+        for name in results.DIAGNOSTICS:
+            for step in (10, 30):
+                writer.add_scalar(f"losses/{name}", step / 10, step)
+        writer.add_scalar("eval/episodic_return", 7.5, 30)
+    path = collect.collect(run_dir, "broken_mine")
+    curve = results.read_curve(path)
+    assert list(curve) == ["step", "return", "seconds", *results.DIAGNOSTICS]
+    for name in results.DIAGNOSTICS:
+        np.testing.assert_allclose(curve[name], curve["step"] / 10)
+    assert results.read_facts(path)["eval_return"] == "7.5"
+
+
 def test_a_curve_is_the_mean_of_the_100_episodes_before():
     """At a hundred points of the run, of those so far if they are fewer."""
     steps, returns = np.arange(1, 301), np.random.default_rng(0).normal(size=300)
@@ -535,7 +551,7 @@ def test_every_figure_belongs_to_results_that_are_here():
         colours = results.recipes_of(folder)["colour"]
         if set(results.read_runs(folder)["exp"]) & set(colours.index[colours != ""]):
             drawn.add(folder)
-    drawn |= {"ablation_details", "mujoco_seconds"}
+    drawn |= {"ablation_details", "mujoco_seconds", "broken"}
     files = {path.stem for path in (ROOT / "benchmark" / "figures").iterdir()}
     assert {name for name in files if "_mine" not in name} == drawn
 

@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from registry import ROOT, SCRIPTS, TINY
 from torch.nn.utils import parameters_to_vector
-from watch import checkpoint_of, episodes_of, scalars_of
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from watch import checkpoint_of, episodes_of, flat, scalars_of
 
 sys.path.insert(0, str(ROOT / "benchmark"))
 
@@ -62,6 +65,14 @@ def weights_of(run_dir: Path) -> torch.Tensor:
     return torch.cat([weight.flatten() for weight in checkpoint_of(run_dir)["agent"].values()])
 
 
+def short_cart_pole() -> str:
+    """Its time is up after four steps, before it can fall."""
+    name, entry = "ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv"
+    if name not in gym.registry:
+        gym.register(name, entry, max_episode_steps=4)
+    return name
+
+
 # -- all --
 def test_no_two_patches_have_one_name():
     """Whatever their folders: runs and results are called by it."""
@@ -94,12 +105,17 @@ def test_a_patched_script_trains_and_differs(patch, variant, monkeypatch):
         small |= {"env_id": "MicrortsRandomEnemyShapedReward3-v1"}
     if patch.stem.endswith("no_ratio_clip"):
         small |= {"learning_rate": 0.02}  # so that ratios leave the range
+    if patch.stem == "time_limit_terminates":
+        small |= {"env_id": short_cart_pole()}
+    if patch.stem == "clipped_action_stored":
+        small |= {"init_log_std": 3.0}  # so that actions leave the bounds
     row = SCRIPTS[patches.original_of(patch).removesuffix(".py")]
     runs = [run(**small)]
     original = row.module.train(row.module.Args(**row.tiny | small))["run_dir"]
     runs.append(Path(original).resolve())
     assert [checkpoint_of(run_dir)["iteration"] for run_dir in runs] == [3, 3]
     alone = patch.stem.startswith("multigpu")  # one process is the original
+    alone |= patch.stem == "normalizer_not_loaded"  # which is of the evaluation
     assert torch.equal(*map(weights_of, runs)) == alone
 
 
@@ -448,3 +464,162 @@ def test_glorot_weights_are_those_of_the_network_and_not_of_the_heads(variant):
             assert 0.95 * bound < weight.abs().max() <= bound * (1 + 1e-6)
             assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
     assert weights["actor.weight"].norm(dim=1).numpy() == pytest.approx(0.01, rel=1e-4)
+
+
+# -- broken/: the check that docs/broken.md names; True where all is well --
+BROKEN = [name for name, patch in PATCHES.items() if patch.parent.name == "broken"]
+BROKEN += ["lstm_no_reset"]
+
+
+def column(*x: float) -> np.ndarray:
+    return np.array(x, float)[:, None]
+
+
+def policy_loss(module, ratios, advantages, entropy=0.0) -> float:
+    """PPO's loss without that of the value, on samples with these ratios and advantages."""
+    ratios, advantages = (torch.tensor(x, dtype=torch.float64) for x in (ratios, advantages))
+    zeros = torch.zeros_like(ratios)
+    mb = {"advantages": advantages, "logprobs": zeros, "values": zeros, "returns": zeros}
+    args = module.Args(norm_adv=False, ent_coef=0.5)
+    return module.ppo_loss(ratios.log(), zeros + entropy, zeros, mb, 0.2, args)[0].item()
+
+
+def gae_keeps_episodes_apart(module, run, spy) -> bool:
+    """The rewards of an episode are in no advantage of the one before it."""
+    zeros, ends = column(0, 0, 0), column(1, 0, 0)
+    advantages = module.gae(column(1, 5, 5), zeros, zeros, ends, ends, 1.0, 1.0)
+    return advantages.tolist() == [[1], [10], [5]]
+
+
+def time_limits_terminate_nothing(module, run, spy) -> bool:
+    calls = spy(module, "gae")
+    run(env_id=short_cart_pole())
+    return not any(terminations.any() for (_, _, _, terminations, *_), _ in calls)
+
+
+def values_have_the_shape_of_returns(module, run, spy) -> bool:
+    calls = spy(module, "ppo_loss")
+    run()
+    return all(value.shape == mb["returns"].shape for (_, _, value, mb, *_), _ in calls)
+
+
+def loss_is_the_mean_over_samples(module, run, spy) -> bool:
+    """Of advantage times clipped ratio, 1.2 and -1."""
+    return policy_loss(module, [2.0, 1.0], [1.0, -1.0]) == pytest.approx(-(1.2 - 1) / 2)
+
+
+def returns_are_advantages_plus_values(module, run, spy) -> bool:
+    """Advantages as `gae` gave them."""
+    advantages, losses = spy(module, "gae"), spy(module, "ppo_loss")
+    run(num_minibatches=1)
+    mb, expected = losses[0][0][3], advantages[0][1]
+    found = (mb["returns"] - mb["values"]).sort()[0].numpy()
+    return np.allclose(found, np.sort(expected.ravel()), atol=1e-5)
+
+
+def ratios_leave_one(module, run, spy) -> bool:
+    """After a step of a large learning rate."""
+    return scalars_of(run(learning_rate=0.1))["losses/approx_kl_max"][0][1] > 0
+
+
+def entropy_lowers_the_loss(module, run, spy) -> bool:
+    return policy_loss(module, [1.0], [0.0], entropy=1.0) < policy_loss(module, [1.0], [0.0])
+
+
+def large_weights_make_a_sure_policy(module, run, spy) -> bool:
+    args = module.Args()
+    env = module.make_env(args)
+    torch.manual_seed(0)
+    agent = module.Agent(env.observation_space, env.action_space, args)
+    with torch.no_grad():
+        agent.actor[4].weight *= 1e5
+    _, entropy, _ = agent.evaluate_actions(torch.randn(99, 4), torch.zeros(99))
+    return entropy.min().item() < 0.01
+
+
+def minibatches_have_gradients_of_their_own(module, run, spy) -> bool:
+    """Those of two halves have the mean of the whole, while the weights stay."""
+    flags = {"learning_rate": 1e-30, "update_epochs": 1, "norm_adv": False, "max_grad_norm": 0.0}
+    found = []
+
+    def keep(optimizer, *_):
+        found.append(flat(weight.grad for weight in optimizer.param_groups[0]["params"]))
+
+    hook = register_optimizer_step_pre_hook(keep)
+    for number in (1, 2):
+        run(**flags, num_minibatches=number, total_timesteps=64)
+    hook.remove()
+    whole, first, second = found
+    return torch.allclose((first + second) / 2, whole, rtol=1e-3, atol=1e-5)
+
+
+def observations_differ(module, run, spy) -> bool:
+    """Those of a rollout of two environments."""
+    calls = spy(module.Agent, "evaluate_actions")
+    run()
+    return len(np.unique(calls[0][0][1].numpy(), axis=0)) > 2
+
+
+def environments_begin_apart(module, run, spy) -> bool:
+    calls = spy(module.Agent, "act")
+    run()
+    first, second = calls[0][0][1]
+    return not torch.equal(first, second)
+
+
+def evaluation_has_the_statistics_of_training(module, run, spy) -> bool:
+    run_dir = run()
+    calls = spy(module, "normalize_obs")
+    module.evaluate(module.Args(env_id="InvertedPendulum-v4", eval_episodes=1), run_dir)
+    mean = checkpoint_of(run_dir)["obs_rms"][0].numpy()
+    return all(np.array_equal(rms.mean, mean) for (rms, *_), _ in calls)
+
+
+def a_wide_policy_leaves_the_bounds(module, run, spy) -> bool:
+    """Those of InvertedPendulum's actions are -3 and 3."""
+    calls = spy(module.Agent, "evaluate_actions")
+    run(init_log_std=3.0)
+    return calls[0][0][2].abs().max().item() > 3
+
+
+def training_sees_where_episodes_begin(module, run, spy) -> bool:
+    calls = spy(module.Agent, "evaluate_actions")
+    run()
+    return calls[0][0][3][1:].any().item()
+
+
+CHECKS = {
+    "dones_shifted": gae_keeps_episodes_apart,
+    "across_ends": gae_keeps_episodes_apart,
+    "time_limit_terminates": time_limits_terminate_nothing,
+    "value_shape": values_have_the_shape_of_returns,
+    "advantage_shape": loss_is_the_mean_over_samples,
+    "normalized_returns": returns_are_advantages_plus_values,
+    "new_logprobs": ratios_leave_one,
+    "entropy_sign": entropy_lowers_the_loss,
+    "softmax_twice": large_weights_make_a_sure_policy,
+    "gradients_add_up": minibatches_have_gradients_of_their_own,
+    "obs_by_reference": observations_differ,
+    "one_seed": environments_begin_apart,
+    "normalizer_not_loaded": evaluation_has_the_statistics_of_training,
+    "clipped_action_stored": a_wide_policy_leaves_the_bounds,
+    "lstm_no_reset": training_sees_where_episodes_begin,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_check_catches_the_mistake_and_lets_the_script_pass(name, variant, spy):
+    row = SCRIPTS[patches.original_of(PATCHES[name]).removesuffix(".py")]
+
+    def original(**changes) -> Path:
+        return Path(row.module.train(row.module.Args(**row.tiny | changes))["run_dir"]).resolve()
+
+    assert CHECKS[name](row.module, original, spy)
+    assert not CHECKS[name](*variant(name), spy)
+
+
+def test_the_page_has_an_entry_and_a_check_for_each_mistake():
+    text = (ROOT / "docs" / "broken.md").read_text()
+    assert re.findall(r"(?m)^### `(\w+)`", text) == re.findall(r"<!-- report:broken_(\w+)", text)
+    assert sorted(re.findall(r"(?m)^### `(\w+)`", text)) == sorted(BROKEN) == sorted(CHECKS)
+    assert all(f"`{check.__name__}`" in text for check in CHECKS.values())
