@@ -231,7 +231,7 @@ MUJOCO = Script(
     wrong_env={
         "CartPole-v1": ["CartPole-v1", "Discrete(2)", "vector of reals", "(try ppo.py)"],
         "Images-v0": ["Images-v0", "(8, 8, 3)", "vector"],
-        "Integers-v0": ["Integers-v0", "int64", "floats"],
+        "Integers-v0": ["Integers-v0", "int64", "reals"],
         "Unbounded-v0 --squash-actions": ["Unbounded-v0", "bounds", "squash"],
         "Unbounded-v0 --scale-actions": ["Unbounded-v0", "bounds", "scale"],
         "Huge-v0 --scale-actions": ["Huge-v0", "bounds", "scale"],

@@ -552,8 +552,10 @@ def test_every_figure_belongs_to_results_that_are_here():
         if set(results.read_runs(folder)["exp"]) & set(colours.index[colours != ""]):
             drawn.add(folder)
     drawn |= {"ablation_details", "mujoco_seconds", "broken"}
-    files = {path.stem for path in (ROOT / "benchmark" / "figures").iterdir()}
+    files = {path.stem for path in figures.FIGURES.glob("*.*")}
     assert {name for name in files if "_mine" not in name} == drawn
+    small = {path.stem for path in (figures.FIGURES / "details").iterdir()}
+    assert small == set(tables.details_with_worth())
 
 
 @pytest.mark.parametrize("seeds, bands, lines", [(1, 0, 1), (4, 0, 5), (5, 1, 1)])

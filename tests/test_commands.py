@@ -178,6 +178,7 @@ AGENTS = {  # fields of Args of a short run, with which a wrong example plays ot
     "ppo": {},
     "ppo_continuous_mujoco": {"env_id": "Hopper-v4", "scale_actions": True},
     "ppo_atari": {"max_episode_steps": 300},
+    "ppo_multidiscrete": {},
 }
 
 
