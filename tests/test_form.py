@@ -13,6 +13,7 @@ import os
 import pickle
 import random
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -654,6 +655,30 @@ def test_a_checkpoint_of_another_shape_or_script_is_refused(script, finished):
     assert contents(Path()) == before
 
 
+@each_text_of("save_checkpoint", "Log.episode")
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_full_disk_keeps_the_checkpoint_before(script, nth, monkeypatch):
+    """No file may grow past 4 kB from the n-th checkpoint on, which is larger."""
+    limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), count(1)
+    save = script.module.save_checkpoint
+
+    def full(*args):
+        if next(calls) == nth:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        save(*args)
+
+    monkeypatch.setattr(script.module, "save_checkpoint", full)
+    try:
+        with pytest.raises((OSError, RuntimeError)):
+            train(script)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    run_dir = the_run().resolve()
+    assert (run_dir / "checkpoint.pt").exists() == (nth > 1)
+    if nth > 1:
+        assert checkpoint_of(run_dir)["iteration"] == nth - 1
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files")
 @each_text_of("save_checkpoint")
 def test_what_a_checkpoint_says_is_on_the_disk_before_it(script, monkeypatch):
@@ -1074,6 +1099,28 @@ def test_videos_of_training_and_evaluation(script):
         (video,) = the_run().glob(f"{pattern}/rl-video-episode-0.mp4")
         assert video.stat().st_size > 1000
     assert str(video.parent) in done.stdout
+
+
+@pytest.mark.e2e
+@some(one_of_each_text(ROBOTS, "film").values())
+def test_videos_follow_the_robot(script, tmp_path):
+    """HalfCheetah is orange on a blue floor: as many orange pixels 20 m from the start."""
+    args = script.module.parse_args(["--env-id", "HalfCheetah-v4"])
+    try:
+        script.module.try_env(replace(args, capture_video=True), None)
+        env = script.module.film(script.module.make_env(args, True), tmp_path, "videos")
+    except script.module.Refused as error:
+        assert "cannot render" in str(error)
+        pytest.skip("MuJoCo cannot render here")
+    orange = []
+    for x in (0, 20):
+        env.reset(seed=0)
+        data = env.unwrapped.data
+        env.unwrapped.set_state(data.qpos + x * np.eye(9)[0], data.qvel)
+        image = env.unwrapped.render().astype(int)
+        orange.append(np.count_nonzero(image[..., 0] > image[..., 2] + 40))
+    env.close()
+    assert orange[0] > 1000 and orange[1] > orange[0] / 2
 
 
 @pytest.mark.e2e

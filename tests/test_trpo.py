@@ -111,6 +111,13 @@ def test_conjugate_gradient_is_a_direct_solve():
     assert errors[3] < 1e-9
 
 
+def test_conjugate_gradient_takes_a_step_however_small_the_gradient():
+    """As baselines does: else a policy whose rewards are tiny would stand still."""
+    small = torch.full((4,), 1e-7)
+    solution = trpo.conjugate_gradient(lambda v: 2 * v, small, 10)
+    torch.testing.assert_close(solution, small / 2, rtol=1e-6, atol=0)
+
+
 def test_conjugate_gradient_takes_the_steps_asked_for():
     """And none where nothing is left to do: of zero it makes zero, not 0 / 0."""
     torch.manual_seed(0)
@@ -290,6 +297,17 @@ def test_the_whole_step_is_as_long_as_the_limit(searches, run_trpo):
 def test_the_limit_moves_linearly(final, limits, searches, run_trpo):
     run_trpo(max_kl=0.04, max_kl_final=final, total_timesteps=128)
     assert [search["max_kl"] for search in searches] == pytest.approx(limits)
+
+
+def test_a_moving_limit_fixes_the_length_of_a_run(run_trpo):
+    """As annealing does."""
+    result = run_trpo(anneal_lr=False, max_kl_final=0.05)
+    longer = ["--resume", str(result["run_dir"]), "--total-timesteps", "9999"]
+    with pytest.raises(trpo.Refused, match="--total-timesteps: .*--no-anneal-lr"):
+        trpo.train(trpo.parse_args(longer))
+    result = run_trpo(anneal_lr=False)
+    longer = ["--resume", str(result["run_dir"]), "--total-timesteps", "128"]
+    assert trpo.train(trpo.parse_args(longer))["global_step"] == 128 > result["global_step"]
 
 
 def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
