@@ -105,6 +105,57 @@ def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
         made("AnotherShapeDiscrete-v0").reset()
 
 
+class Shows(gym.Env):
+    """Shows one array, ends after five steps."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, space: Box, shown: np.ndarray):
+        self.observation_space, self.shown = space, shown
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.shown, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.shown, 1.0, self.t == 5, False, {}
+
+
+def run_on(space: Box, shown: np.ndarray, **flags) -> Path:
+    gym.register("Shows-v0", lambda: Shows(space, shown))
+    try:
+        return train(PIXELS, env_id="Shows-v0", **flags)
+    finally:
+        del gym.registry["Shows-v0"]
+
+
+def test_a_run_says_what_its_network_sees(capsys):
+    """More channels than OpenCV reduces are left as they are."""
+    space = Box(0, 255, (100, 100, 9), np.uint8)
+    run_on(space, np.ones(space.shape, np.uint8), total_timesteps=64, image_size=64)
+    assert "the network sees 4 images of 100x100x9, divided by 255" in capsys.readouterr().out
+    train(PIXELS, env_id="CartPole-v1", total_timesteps=64)
+    assert "sees 4 rendered pictures of 12x12x3" in capsys.readouterr().out
+
+
+def test_stacks_of_images_and_wrong_bounds_are_refused():
+    stack = Box(0, 255, (4, 40, 40, 3), np.uint8)
+    with pytest.raises(ppo_pixels.Refused, match="4 axes are no image.*--frame-stack"):
+        run_on(stack, np.zeros(stack.shape, np.uint8))
+    unit = Box(0, 1, (8, 9, 3), np.float32)
+    with pytest.raises(ppo_pixels.Refused, match="an image has 255 where its space ends at 1"):
+        run_on(unit, np.full(unit.shape, 255, np.float32))
+    assert not Path("runs").exists()
+
+
+def test_an_agent_that_saw_something_else_is_refused():
+    run_dir = train(PIXELS, total_timesteps=64)
+    with pytest.raises(ppo_pixels.Refused, match="that run has another --frame-skip"):
+        train(PIXELS, init_from=str(run_dir), frame_skip=2)
+
+
 def test_the_image_of_a_dict_as_the_page_picks_it():
     """Any other image in a Dict is refused, not flattened: tests/registry.py."""
     [code] = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "pixels.md").read_text())
