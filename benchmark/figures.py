@@ -65,11 +65,11 @@ def add_legend(fig, entries: dict[tuple[str, str], list]) -> None:
     fig.legend(handles=handles, ncols=columns, loc="outside upper center", frameon=False)
 
 
-def save(fig, path) -> None:
+def save(fig, path, dpi: int = 160) -> None:
     path.parent.mkdir(exist_ok=True)
     unchanging = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
-        fig.savefig(path, dpi=160, metadata=unchanging)
+        fig.savefig(path, dpi=dpi, metadata=unchanging)
     plt.close(fig)
 
 
@@ -203,7 +203,7 @@ def draw_broken(folder: str) -> None:
     handles += [Line2D([], [], color="#d62728", label="broken")]
     fig.supxlabel("environment steps (thousands)")
     fig.legend(handles=handles, ncols=2, loc="outside upper center", frameon=False)
-    save(fig, FIGURES / f"{folder}.png")
+    save(fig, FIGURES / f"{folder}.png", dpi=100)  # it is large
 
 
 def draw(folder: str) -> None:
