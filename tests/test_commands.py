@@ -172,7 +172,9 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
         assert len(re.findall(rf"--env-id {task} ", done.stdout)) == 2 * 5  # both, five seeds each
 
 
-BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / "agents.md").read_text())
+PAGES = "environment", "agents", "changes"
+BLOCKS = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in PAGES)
+BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", BLOCKS)
 EXAMPLES = [block for block in BLOCKS if "agent.act(" in block]
 AGENTS = {  # fields of Args of a short run, with which a wrong example plays otherwise
     "ppo": {},
