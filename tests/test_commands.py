@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def commands_of(page: Path) -> list[str]:
     """The lines of its blocks of commands, continued lines joined."""
     blocks = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page.read_text())
-    lines = "\n".join(text for language, text in blocks if language != "python")
+    lines = "\n".join(text for language, text in blocks if language == "bash")
     lines = lines.replace("\\\n", " ").splitlines()
     return [
         " ".join(shlex.split(line, comments=True)) for line in lines if line.split("#")[0].strip()
@@ -152,7 +152,8 @@ def test_all_other_commands_are_known_and_work(tmp_path, monkeypatch):
         r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm)|git clone |cd |diff -u |"
         r"patch -o |(\w+=.* )?(bash|python|uv run( python)?) benchmark/(?!compare)\w+\.(sh|py)\b"
     )
-    here = {tensorboard, copy, f"ENVS={tasks} {compare}"}
+    memory = "diff <(sed /^# ===/q ppo.py) <(sed /^# ===/q ppo_lstm.py)"
+    here = {tensorboard, copy, memory, f"ENVS={tasks} {compare}"}
     assert {line for line in OTHERS if not tried_elsewhere.match(line)} == here
 
     go("uv run ppo_continuous_mujoco.py --env-id Terminating-v0", monkeypatch)
