@@ -63,16 +63,16 @@ class Args:
     total_timesteps: int = 200_000  # environment steps in all, rounded down to whole batches
     learning_rate: float = 1e-3  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
-    num_steps: int = 128  # steps of each environment in a rollout
+    num_steps: int = 32  # steps of each environment in a rollout
     anneal_lr: bool = True  # anneal the learning rate linearly to zero [C04]
     gamma: float = 0.98  # discount factor
-    gae_lambda: float = 0.95  # lambda of generalized advantage estimation [C05]
-    num_minibatches: int = 4  # minibatches per epoch [C06]
-    update_epochs: int = 4  # passes over each rollout
+    gae_lambda: float = 0.8  # lambda of generalized advantage estimation [C05]
+    num_minibatches: int = 1  # minibatches per epoch [C06]
+    update_epochs: int = 10  # passes over each rollout
     norm_adv: bool = True  # normalize advantages in each minibatch [C07]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = False  # clip the value loss [C09]
-    ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
+    ent_coef: float = 0.0  # coefficient of the entropy bonus [C10]
     vf_coef: float = 0.5  # coefficient of the value loss [C10]
     max_grad_norm: float = 0.5  # largest gradient norm; 0 turns clipping off [C11]
     target_kl: float | None = None  # stop after an epoch with a mean approx_kl above this [X03]
@@ -81,8 +81,8 @@ class Args:
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [A08]
     render_as_observation: bool = True  # see what is rendered where observations are no images
-    frame_skip: int = 1  # steps of the environment for which an action is repeated
-    image_size: int = 64  # height and width to which larger images are reduced; 0: none [A05]
+    frame_skip: int = 2  # steps of the environment for which an action is repeated
+    image_size: int = 48  # height and width to which larger images are reduced; 0: none [A05]
     grayscale: bool = False  # turn images of three channels gray [A05]
     frame_stack: int = 4  # last images that an observation holds [A07]
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
@@ -696,7 +696,8 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     K, H, W, C = obs_space.shape
     scale = image_scale(obs_space)
     kind = "images" if env.get_wrapper_attr("is_image") else "rendered pictures"
-    print(f"the network sees {K} {kind} of {H}x{W}x{C}, divided by {scale:g}", flush=True)
+    print(f"the network sees {K} {kind} of {H}x{W}x{C}, divided by {scale:g}", end="")
+    print(f"; an action is repeated for {args.frame_skip} steps", flush=True)
     is_bounded = np.abs(image).max() <= 1.01 * scale or not obs_space.is_bounded()
     outside = f"an image has {np.abs(image).max():g} where its space ends at {scale:g}"
     require(is_bounded, f"{args.env_id}: {outside}")
