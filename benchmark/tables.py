@@ -414,13 +414,10 @@ def symptoms_table(runs: pd.DataFrame) -> str:
 
 
 def mistake_section(exp: str, folder: str = BROKEN) -> str:
-    """The lines of a patch, and what its runs look like beside healthy ones."""
-    runs = results.read_runs(folder)
-    env = runs[runs["exp"] == exp]["env"].iloc[0]
-    shown = runs[(runs["env"] == env) & runs["exp"].isin(["healthy", exp])]
+    """The lines that a patch takes out and puts in."""
     patch = (results.ROOT / results.recipes_of(folder)["script"][exp]).read_text()
     lines = [line for line in patch.partition("\n@@")[2].splitlines() if line[:1] in ("+", "-")]
-    return "\n".join(["```diff", *lines, "```", "", symptoms_table(shown)])
+    return "\n".join(["```diff", *lines, "```"])
 
 
 def mistakes_section(folder: str = BROKEN) -> str:
