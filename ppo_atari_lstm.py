@@ -108,7 +108,7 @@ class Args:
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property

@@ -87,7 +87,7 @@ class Args:
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
@@ -322,7 +322,7 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next episode
                 next_obs[t, n] = infos["final_obs"][n]
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
@@ -333,7 +333,7 @@ def train(args: Args) -> dict:
         b_next_lstm_states = torch.from_numpy(next_lstm_states).to(device).flatten(1, 2)
         b_actions = torch.from_numpy(actions).to(device)  # (T, N), like all that follow
         b_begins_anew = torch.from_numpy(begins_anew[:T])  # on the CPU, see Agent.forward
-        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
+        with torch.no_grad():  # the weights are still the rollout's: one pass for all steps
             b_logprobs, _, b_values = agent.evaluate_actions(
                 b_obs, b_actions, b_begins_anew, initial_lstm_state
             )

@@ -87,7 +87,7 @@ class Args:
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
     @property
@@ -273,7 +273,7 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next one
+            for n in np.flatnonzero(dones[t]):  # current_obs[n] begins the next episode
                 next_obs[t, n] = infos["final_obs"][n]
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = 0
@@ -283,7 +283,7 @@ def train(args: Args) -> dict:
         b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)  # (B, D)
         b_masks = torch.from_numpy(masks).to(device).flatten(0, 1)  # (B, L)
-        with torch.no_grad():  # with the weights of the rollout: one pass, not one a step
+        with torch.no_grad():  # the weights are still the rollout's: one pass for all steps
             b_logprobs, _, b_values = agent.evaluate_actions(b_obs, b_actions, b_masks)
             b_next_values = agent.get_value(b_next_obs)
         values = b_values.view(T, N).cpu().numpy()

@@ -101,7 +101,7 @@ class Args:
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
-    eval_episodes: int = 10  # episodes of an evaluation, which also ends training; 0: none
+    eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
     eval_levels: Literal["train", "unseen"] = "train"  # levels of training, or all above those
     eval_deterministic: bool = False  # evaluate with the most probable actions
 
@@ -358,7 +358,7 @@ def train(args: Args) -> dict:
             log.step(N)
             episodic_return += reward
             episodic_length += 1
-            for n in np.flatnonzero(dones[t]):  # obs[t + 1, n] begins the next one
+            for n in np.flatnonzero(dones[t]):  # obs[t + 1, n] begins the next episode
                 log.episode(global_step, episodic_return[n], episodic_length[n])
                 episodic_return[n] = episodic_length[n] = discounted_return[n] = 0
 
