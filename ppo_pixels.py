@@ -696,8 +696,8 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     K, H, W, C = obs_space.shape
     scale = image_scale(obs_space)
     kind = "images" if env.get_wrapper_attr("is_image") else "rendered pictures"
-    print(f"the network sees {K} {kind} of {H}x{W}x{C}, divided by {scale:g}", end="")
-    print(f"; an action is repeated for {args.frame_skip} steps", flush=True)
+    seen = f"{K} {kind} of {H}x{W}x{C}, divided by {scale:g}"
+    print(f"the network sees {seen}; --frame-skip is {args.frame_skip}", flush=True)
     is_bounded = np.abs(image).max() <= 1.01 * scale or not obs_space.is_bounded()
     outside = f"an image has {np.abs(image).max():g} where its space ends at {scale:g}"
     require(is_bounded, f"{args.env_id}: {outside}")
