@@ -52,7 +52,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
     seed: int = 1  # seed of weights, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
+    cuda: bool = False  # train on a GPU; for networks this small a CPU should be faster
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
@@ -556,8 +556,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
     is_vector = is_vector and obs_space.shape[0] > 0
-    flatten = "(gymnasium.wrappers.FlattenObservation makes one)"
-    require(is_vector, f"{args.env_id} observes {obs_space}, not a vector {flatten}")
+    other = "(gymnasium.wrappers.FlattenObservation makes one; images: ppo_pixels.py)"
+    require(is_vector, f"{args.env_id} observes {obs_space}, not a vector {other}")
     hint = " (try ppo_continuous_mujoco.py)" if isinstance(action_space, gym.spaces.Box) else ""
     is_discrete = isinstance(action_space, gym.spaces.Discrete)
     require(is_discrete, f"{args.env_id} acts in {action_space}, not in Discrete(n){hint}")

@@ -49,7 +49,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run's directory
     seed: int = 1  # seed of weights, actions, minibatches and environments
     torch_deterministic: bool = True  # let cuDNN use deterministic kernels only
-    cuda: bool = False  # train on a GPU; networks this small are faster on a CPU
+    cuda: bool = False  # train on a GPU; for networks this small a CPU should be faster
     track: bool = False  # also log to Weights & Biases (WANDB_MODE=offline needs no account)
     wandb_project_name: str = "ppo"  # project in Weights & Biases
     wandb_entity: str | None = None  # team in Weights & Biases
