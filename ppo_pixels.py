@@ -8,7 +8,7 @@
 
 Run:    uv run ppo_pixels.py --env-id CartPole-v1
 Watch:  uvx tensorboard --logdir runs
-Expect: a return of 320 (mean of three seeds) after 200,000 steps, 20 to 40 minutes on one core
+Expect: a return of 320 (mean of three seeds) after 200,000 steps, up to 40 minutes on one core
 Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [A07] number the details
         of "The 37 Implementation Details of PPO"; [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
