@@ -3,10 +3,10 @@
 import os
 import re
 import shutil
-import signal
 import sys
+from contextlib import chdir
 from dataclasses import fields
-from functools import partial
+from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,19 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 pytest.register_assert_rewrite("watch", "harness")
-import envs  # noqa: E402, F401
+import envs  # noqa: E402
+from harness import small_games  # noqa: E402
 from harness import train as run_of  # noqa: E402
-from registry import Script  # noqa: E402
+from registry import SCRIPTS, Script  # noqa: E402
 from watch import Watch, copied, one_layer_agent  # noqa: E402
 
 import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
 import ppo_atari  # noqa: E402
-import ppo_atari_lstm  # noqa: E402
 import ppo_continuous_mujoco as mujoco  # noqa: E402
-import ppo_lstm  # noqa: E402
-import ppo_microrts  # noqa: E402
-import ppo_multidiscrete  # noqa: E402
 import ppo_procgen  # noqa: E402
 import trpo_continuous_mujoco as trpo  # noqa: E402
 
@@ -52,24 +49,13 @@ def pytest_addoption(parser):
     parser.addoption("--no-skips-but", metavar="REGEX", help=reason)
 
 
-def unexpected_skips(config) -> list[str]:
-    """Where and why, of skips that `--no-skips-but` does not name."""
-    expected = config.getoption("--no-skips-but")
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if expected is None or reporter is None or hasattr(config, "workerinput"):
-        return []
-    reasons = [report.longrepr for report in reporter.stats.get("skipped", [])]
-    return [f"{file}:{line}: {why}" for file, line, why in reasons if not re.search(expected, why)]
-
-
-def pytest_sessionfinish(session, exitstatus):
-    if exitstatus == 0 and unexpected_skips(session.config):
-        session.exitstatus = 1
-
-
-def pytest_terminal_summary(terminalreporter):
-    for skip in unexpected_skips(terminalreporter.config):
-        terminalreporter.write_line(f"FAILED: skipped without need: {skip}", red=True)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report, expected = (yield), item.config.getoption("--no-skips-but")
+    if report.skipped and expected is not None and not re.search(expected, str(call.excinfo.value)):
+        report.outcome = "failed"
+        report.longrepr = f"skipped without need: {call.excinfo.value}"
+    return report
 
 
 def pytest_collection_modifyitems(items):
@@ -119,22 +105,15 @@ SCRIPTED = {
     "Poisoned": {"ends": "termination", "poison": 40},
 }
 for name, kwargs in SCRIPTED.items():
-    gym.register(f"{name}-v0", Scripted, kwargs=kwargs)
-    kwargs = kwargs | {"discrete": True}
-    gym.register(f"{name}Discrete-v0", Scripted, kwargs=kwargs)
-    image = lambda kwargs=kwargs, **given: envs.Image(Scripted(**kwargs, **given))  # noqa: E731
-    gym.register(f"{name}Image-v0", image)
+    envs.add(name, Scripted, **kwargs)
 
 
 @pytest.fixture(autouse=True)
 def clean_start(tmp_path, monkeypatch):
-    """Every test works in a directory of its own and leaves signal handlers as they were."""
+    """Every test works in a directory of its own."""
     monkeypatch.chdir(tmp_path)
     Scripted.actions.clear()
-    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
+    envs.Seeds.seen.clear()
 
 
 @pytest.fixture
@@ -152,30 +131,27 @@ def folder(tmp_path, monkeypatch):
 # -- small runs: a fraction of a second --
 SMALL = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 SMALL |= {"total_timesteps": 64, "eval_episodes": 0, "compile": False, "cuda": False}
-SMALL_OF = {
-    ppo: {"env_id": "Terminating-v0", "num_minibatches": 4},
-    mujoco: {"env_id": "Terminating-v0", "num_minibatches": 4},
-    trpo: {"env_id": "Terminating-v0", "num_minibatches": 4},
-    ppo_atari: {"env_backend": "gymnasium"},
-    ppo_atari_lstm: {"env_backend": "gymnasium"},
-    ppo_lstm: {"env_id": "MaskedCartPole-v1"},
-    ppo_multidiscrete: {"env_id": "CartPole-v1"},
-    ppo_microrts: {"env_id": "CartPole-v1"},
-    ppo_procgen: {"env_threads": 0},
-    ppg_procgen: {"env_threads": 0, "n_iteration": 2, "e_auxiliary": 2},
+MORE = {"num_envs": 4, "total_timesteps": 128}
+VECTORS = ("ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco")
+SMALL_OF = dict.fromkeys(VECTORS, {"env_id": "Terminating-v0", "num_minibatches": 4}) | {
+    "ppo_multidiscrete": {"env_id": "CartPole-v1"},
+    "ppo_microrts": {"env_id": "CartPole-v1"},
+    "ppo_lstm": {"env_id": "MaskedCartPole-v1"} | MORE,
+    "ppo_atari": {"env_backend": "gymnasium"},
+    "ppo_atari_lstm": {"env_backend": "gymnasium"} | MORE,
+    "ppo_procgen": {"env_threads": 0} | MORE,
+    "ppg_procgen": {"env_threads": 0, "n_iteration": 2, "e_auxiliary": 2} | MORE,
 }
-for script in (ppo_lstm, ppo_atari_lstm, ppo_procgen, ppg_procgen):
-    SMALL_OF[script] |= {"num_envs": 4, "total_timesteps": 128}
 
 
 def tiny(script, **changes):
     """Args of a small run, of the scripted environment where the script takes vectors."""
     known = {field.name for field in fields(script.Args)}
     small = {name: value for name, value in SMALL.items() if name in known}
-    small |= SMALL_OF[script] | changes
-    discrete = script in (ppo, ppo_multidiscrete, ppo_microrts)
-    if discrete and small["env_id"].removesuffix("-v0") in SCRIPTED:
-        small["env_id"] = small["env_id"].replace("-v0", "Discrete-v0")
+    small |= SMALL_OF[script.__name__] | changes
+    env = small.get("env_id", "").removesuffix("-v0")
+    if env in SCRIPTED:
+        small["env_id"] = SCRIPTS[script.__name__].env(env)
     return script.Args(**small)
 
 
@@ -220,12 +196,16 @@ def run_procgen(runner):
 
 
 def one_layer(script, monkeypatch) -> None:
-    """One linear layer for the convolutions, which take nearly all the time of a run.
-
-    For tests of what surrounds the network: steps, episodes, orders, rates, phases, checkpoints.
-    """
-
+    """One linear layer for the convolutions, which take nearly all the time of a run."""
     monkeypatch.setattr(script, "Agent", one_layer_agent(script))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small games and networks; what is said once in a process is said once in a test."""
+    for row in SCRIPTS.values():
+        getattr(row.module, "say_once", lru_cache(str)).cache_clear()
+        small_games(row, monkeypatch)
 
 
 @pytest.fixture
@@ -245,27 +225,22 @@ def run_procgen_fast(run_procgen, monkeypatch):
 
 # -- finished runs, and what a machine may have --
 @pytest.fixture(scope="module")
-def finished_runs(tmp_path_factory):
-    """The directory of a finished tiny run of each script, made once."""
-    made = {}
-
-    def get(script: Script) -> Path:
-        if script.name not in made:
-            home = os.getcwd()
-            os.chdir(tmp_path_factory.mktemp("finished"))
-            made[script.name] = run_of(script, exp_name="small", eval_episodes=2)
-            os.chdir(home)
-        return made[script.name]
-
-    return get
+def finished_runs() -> dict[str, Path]:
+    return {}
 
 
 @pytest.fixture
-def finished(finished_runs, tmp_path):
-    """A copy of it, relative to the working directory."""
+def finished(finished_runs, tmp_path, tmp_path_factory):
+    """`finished(script)`: a copy of a finished tiny run of it, which is trained once.
+
+    It is in the working directory, and so is its path.
+    """
 
     def copy(script: Script) -> Path:
-        run_dir = finished_runs(script)
+        if script.name not in finished_runs:
+            with chdir(tmp_path_factory.mktemp("finished")):
+                finished_runs[script.name] = run_of(script, exp_name="small", eval_episodes=2)
+        run_dir = finished_runs[script.name]
         shutil.copytree(run_dir, tmp_path / "runs" / run_dir.name)
         return Path("runs") / run_dir.name
 
@@ -274,12 +249,11 @@ def finished(finished_runs, tmp_path):
 
 @pytest.fixture
 def everything_is_there(monkeypatch):
-    """A GPU and wandb, as far as checks see; returns the stub of wandb."""
+    """A GPU and wandb, as far as checks see."""
     wandb = ModuleType("wandb")
     wandb.__spec__ = ModuleSpec("wandb", None)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    return wandb
 
 
 # -- ppo.py and ppo_continuous_mujoco.py alike --

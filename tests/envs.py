@@ -15,15 +15,18 @@ VECTOR = Box(-np.inf, np.inf, (3,))
 
 
 class Toy(gym.Env):
-    """Eight steps, always from the same state; what it shows and pays depends on the actions."""
+    """Always from the same state; what it shows, and pays if not told, depends on the actions.
+
+    It draws into one buffer: the frame of step t is 20 * t everywhere.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space = VECTOR
-    length = 8
+    screen = np.zeros((64, 64, 3), np.uint8)
 
-    def __init__(self, discrete: bool = False, render_mode: str | None = None):
+    def __init__(self, discrete: bool = False, render_mode=None, length: int = 8, pays=None):
         self.action_space = Discrete(3, start=5) if discrete else Box(-1, 1, (2,))
-        self.render_mode, self.episode = render_mode, 0
+        self.render_mode, self.length, self.pays, self.episode = render_mode, length, pays, 0
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -40,13 +43,14 @@ class Toy(gym.Env):
         return np.array([self.t / 8, self.done, self.t * self.done], np.float32)
 
     def reward(self):
-        return 1.0 + self.done / 8
+        return 1.0 + self.done / 8 if self.pays is None else self.pays
 
     def info(self) -> dict:
         return {}
 
     def render(self):
-        return np.full((64, 64, 3), min(20 * self.t, 255), np.uint8)
+        self.screen[:] = 20 * self.t % 256
+        return self.screen
 
 
 class Image(gym.ObservationWrapper):
@@ -58,10 +62,6 @@ class Image(gym.ObservationWrapper):
 
     def observation(self, obs):
         return np.tile(obs, (4, 1)).astype(np.float32)
-
-
-class Steady(Toy):
-    """For runs that resume to the bit: episodes end with the rollouts."""
 
 
 # -- images --
@@ -106,9 +106,7 @@ class WithSpeed(gym.ObservationWrapper):
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
-        self.observation_space = gym.spaces.Dict(
-            image=env.observation_space, speed=Box(-1, 1, (2,))
-        )
+        self.observation_space = Dict(image=env.observation_space, speed=Box(-1, 1, (2,)))
 
     def observation(self, obs):
         return {"image": obs, "speed": np.zeros(2, np.float32)}
@@ -145,42 +143,11 @@ class Colour(gym.Env):
 class Infos(Toy):
     """Their types and shapes change from step to step, and some have Gymnasium's own names."""
 
-    KINDS = (
-        None,
-        3,
-        "three",
-        np.arange(3),
-        np.arange(2),
-        [1, "two"],
-        {"a": None},
-        {"a": 1},
-        object(),
-    )
+    KINDS = (None, 3, "three", np.arange(3), np.arange(2), [1, "two"], {"a": None}, {"a": 1})
 
     def info(self) -> dict:
         kind = self.KINDS[(self.t + self.episode) % len(self.KINDS)]
         return {"near": kind, "episode": kind, "final_obs": kind, "final_info": kind}
-
-
-# -- rewards --
-class RewardArray(Toy):
-    def reward(self):
-        return np.array([1.0])
-
-
-class RewardTensor(Toy):
-    def reward(self):
-        return torch.ones(1, 1)
-
-
-class RewardBool(Toy):
-    def reward(self):
-        return np.bool_(True)
-
-
-class RewardPair(Toy):
-    def reward(self):
-        return np.ones(2)
 
 
 # -- observations --
@@ -268,23 +235,7 @@ class Frames(gym.vector.VectorEnv):
         return self.obs, reward, infos["terminated"], np.zeros(self.num_envs, bool), infos
 
 
-# -- pictures --
-class Screen(Toy):
-    """Draws into one buffer; the frame of step t is 20 * t everywhere."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.screen = np.zeros((64, 64, 3), np.uint8)
-
-    def render(self):
-        self.screen[:] = super().render()
-        return self.screen
-
-
-class Endless(Toy):
-    length = -1
-
-
+# -- errors --
 class Blind(Toy):
     """It cannot be asked for pictures: it takes no `render_mode`."""
 
@@ -301,7 +252,6 @@ class BlindToo(Toy):
     render = gym.Env.render
 
 
-# -- errors --
 class Failing(Toy):
     """A file is missing in the third episode."""
 
@@ -341,10 +291,15 @@ class Spaces(gym.Env):
 
 
 def register() -> None:
-    for kind in (Steady, Infos, RewardArray, RewardTensor, RewardBool, RewardPair, Seeds):
+    for kind in (Infos, Seeds, Coin, Blind, BlindToo, Failing, Broken):
         add(kind.__name__, kind)
-    for kind in (Coin, Screen, Endless, Blind, BlindToo, Failing, Broken):
-        add(kind.__name__, kind)
+    add("Steady", Toy)  # for runs that resume to the bit: episodes end with the rollouts
+    add("Screen", Toy)  # for its one buffer
+    add("Endless", Toy, length=-1)
+    add("RewardArray", Toy, pays=np.array([1.0]))
+    add("RewardTensor", Toy, pays=torch.ones(1, 1))
+    add("RewardBool", Toy, pays=np.bool_(True))
+    add("RewardPair", Toy, pays=np.ones(2))
     for i, kind in enumerate(Odd.KINDS):
         add(f"Odd{i}", Odd, kind=kind)
     for i, (space, _) in enumerate(Picture.KINDS.values()):
@@ -370,8 +325,8 @@ def register() -> None:
         ("Buttons", VECTOR, MultiBinary(3)),
         ("Cube", Box(0, 255, (8, 8, 8), np.uint8), vector),
     ]:
-        spaces = {"observation_space": observation_space, "action_space": action_space}
-        gym.register(f"{name}-v0", Spaces, kwargs=spaces)
+        kwargs = {"observation_space": observation_space, "action_space": action_space}
+        gym.register(f"{name}-v0", Spaces, kwargs=kwargs)
 
 
 def add(name: str, env: type, **kwargs) -> None:

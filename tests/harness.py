@@ -8,15 +8,39 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import envs
 import pytest
 import torch
-from registry import Script
-from watch import Killed, checkpoint_of, one_layer_agent
+from registry import SCRIPTS, Script
+from watch import Killed, one_layer_agent
 
 
+# -- which scripts a test is for --
+def some(rows):
+    """These."""
+    rows = {row.name: row for row in rows}
+    return pytest.mark.parametrize("script", rows.values(), ids=rows)
+
+
+def each_text_of(*names: str, rows: dict = SCRIPTS, lines: str | None = None, detail: str = ""):
+    """One for each text of these pieces, see `Script.pieces`, and of the lines that match.
+
+    What is the same to the byte is tested once, with the first that has it. No list says which
+    scripts that are: who edits one of these pieces has the test of that script from then on.
+    """
+    assert all(any(name in row.pieces for row in rows.values()) for name in names), names
+    found: dict[tuple, Script] = {}
+    for row in rows.values():
+        if detail and detail not in row.details:
+            continue
+        matching = [x.strip() for x in row.source.splitlines() if lines and re.search(lines, x)]
+        assert matching or not lines, (row.name, lines)
+        found.setdefault((*(row.pieces.get(name) for name in names), *matching), row)
+    return some(found.values())
+
+
+# -- runs --
 def train(script: Script, **changes) -> Path:
     """The directory of a tiny run in the working directory."""
     result = script.module.train(script.module.Args(**script.tiny | script.inside | changes))
@@ -42,15 +66,9 @@ def flag_of(name: str, value) -> list[str]:
     return [f"--{name}", str(value)]
 
 
-def other_value(field, value):
-    """A valid value that is not this one."""
-    if options := get_args(field.type):
-        return next((x for x in options if isinstance(x, str) and x != value), None)
-    if isinstance(value, bool):
-        return not value
-    return {int: lambda: 2 * value or 1, float: lambda: value / 2 + 0.2, str: lambda: value + "x"}[
-        field.type
-    ]()
+def known(script: Script, **changes) -> dict:
+    """The changes of flags that the script has."""
+    return {name: value for name, value in changes.items() if hasattr(script.module.Args, name)}
 
 
 def message_of(script: Script, *flags: str) -> str:
@@ -99,7 +117,7 @@ def play_frames(module, patch: pytest.MonkeyPatch) -> None:
 def small_games(script: Script, patch: pytest.MonkeyPatch, module=None) -> None:
     """Real ones, and convolutions, would take most of the time of a test."""
     module = module or script.module
-    if script.games and script.reset_rows:
+    if script.reset_rows:
         play_frames(module, patch)
     elif script.games:
         patch.setattr(module, "Agent", one_layer_agent(module))
@@ -115,10 +133,8 @@ def steady(script: Script) -> dict:
 
 # -- kills --
 def write_half(torch_save, state: dict, file) -> None:
-    torch_save(state, "whole.pt")
-    whole = Path("whole.pt").read_bytes()
-    file.write(whole[: len(whole) // 2])
-    file.flush()
+    torch_save(state, file)
+    file.truncate(file.tell() // 2)
 
 
 def kill_at(patch: pytest.MonkeyPatch, script: Script, place: str, n: int) -> None:
@@ -177,32 +193,6 @@ def killed(script: Script, place: str, n: int, start) -> Path:
             old = len(list(run_dir.glob("events.out.tfevents.00000*")))
             file.rename(run_dir / f"events.out.tfevents.{old:010d}.killed")
     return run_dir
-
-
-# -- bad checkpoints --
-class Hostile:
-    def __reduce__(self):
-        return os.mkdir, ("owned",)
-
-
-def spoil(run_dir: Path, how: str) -> None:
-    path = run_dir / "checkpoint.pt"
-    whole = path.read_bytes()
-    checkpoint = checkpoint_of(run_dir)
-    match how:
-        case "missing":
-            path.unlink()
-        case "half":
-            path.write_bytes(whole[: len(whole) // 2])
-        case "hostile":
-            torch.save(checkpoint | {"args": Hostile()}, path)
-        case "another script":
-            torch.save(checkpoint | {"args": checkpoint["args"] | {"of_another": 1.0}}, path)
-        case "only arguments":
-            torch.save({"args": checkpoint["args"]}, path)
-
-
-SPOILT = ["missing", "half", "hostile", "another script", "only arguments"]
 
 
 # -- processes --

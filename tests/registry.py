@@ -5,20 +5,19 @@ tests/test_form.py, tests/test_static.py and tests/test_loops.py hold every row 
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parent.parent
 RULER = "# ============ plumbing: nothing below is needed to understand the algorithm ============"
 
 
-def names(text: str) -> set[str]:
-    return set(text.split(", "))
+def changed(text: str) -> set[str]:
+    """What differs from the parent: these, and what does in every script."""
+    return {"Args", "Agent.__init__", "train: set-up", "check_args", *text.split(", ")}
 
 
 LOSSES = "policy_loss value_loss entropy old_approx_kl approx_kl approx_kl_max clipfrac grad_norm"
@@ -37,7 +36,6 @@ class Script:
     name: str
     tiny: dict  # fields of Args of a run of a fraction of a second
     wrong_env: dict[str, list[str]]  # flags with an environment that does not fit -> words
-    by_hand: object | None  # (weights in float64, checkpoint, obs) -> the greedy action
     details: dict[str, str]  # id -> pattern of the code beside its marker
     inside: dict = field(default_factory=dict)  # fields of one in the tests' own process
     discrete: bool = False  # it plays `NameDiscrete-v0` of tests/envs.py
@@ -124,6 +122,7 @@ CORE = {
     "X03": r"epoch_kl = ",
 }
 EARLY_STOP = {"X03": r"torch\.stack\(epoch_kl\)"}
+ONE_NETWORK = {name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP
 CONTINUOUS = {
     "M01": r"Normal\(mean, self\.actor_logstd\.exp\(\)",
     "M02": r"nn\.Parameter\(torch\.zeros\(A\) \+ args\.init_log_std\)",
@@ -183,25 +182,6 @@ MULTIDISCRETE = {
 }
 
 
-def mlp(weights: dict, name: str, x: np.ndarray) -> np.ndarray:
-    """The output of a trunk of two tanh layers and a head, modules 0, 2 and 4 of `name`."""
-    for i in (0, 2, 4):
-        x = weights[f"{name}.{i}.weight"] @ x + weights[f"{name}.{i}.bias"]
-        x = x if i == 4 else np.tanh(x)
-    return x
-
-
-def discrete_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
-    return int(mlp(weights, "actor", obs).argmax())
-
-
-def continuous_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> np.ndarray:
-    """With the moments of the checkpoint, at bounds of -3 and 3 (InvertedPendulum)."""
-    mean, var = (x.numpy() for x in checkpoint["obs_rms"][:2])
-    x = np.clip((obs - mean) / np.sqrt(var + 1e-8), -10, 10)
-    return np.clip(mlp(weights, "actor_mean", x), -3, 3)
-
-
 TINY = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2}
 TINY |= {"total_timesteps": 256, "eval_episodes": 0, "checkpoint_seconds": 0}
 
@@ -210,17 +190,11 @@ PPO = Script(
     discrete=True,
     tiny={"env_id": "CartPole-v1"} | TINY,
     wrong_env={
-        "Pendulum-v1": [
-            "Pendulum-v1",
-            "Box(-2.0, 2.0",
-            "Discrete",
-            "(try ppo_continuous_mujoco.py)",
-        ],
+        "Pendulum-v1": ["Box(-2.0, 2.0", "Discrete", "(try ppo_continuous_mujoco.py)"],
         "FrozenLake-v1": ["FrozenLake-v1", "Discrete(16)", "vector"],
         "ImagesDiscrete-v0": ["ImagesDiscrete-v0", "(8, 8, 3)", "vector"],
         "NothingDiscrete-v0": ["NothingDiscrete-v0", "(0,)", "vector"],
     },
-    by_hand=discrete_action,
     details=CORE | EARLY_STOP,
 )
 
@@ -237,12 +211,11 @@ MUJOCO = Script(
         "Huge-v0 --scale-actions": ["Huge-v0", "bounds", "scale"],
         "Unbounded-v0 --staggered-resets": ["Unbounded-v0", "time limit", "staggered"],
     },
-    by_hand=continuous_action,
     details=CORE | EARLY_STOP | CONTINUOUS,
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
-        "train: update, train: log and checkpoint, check_args, check_runs, PlainEnv.__init__, "
-        "PlainEnv.step, make_env, film, try_env, make_envs, provenance, evaluate"
+    different=changed(
+        "Agent.act, Agent.evaluate_actions, train: rollout, train: update, train: log and "
+        "checkpoint, check_runs, PlainEnv.__init__, PlainEnv.step, make_env, film, try_env, "
+        "make_envs, provenance, evaluate"
     ),
     zero=ZERO | {"init_log_std", "clip_obs", "clip_reward"},
     negative={"init_log_std"},
@@ -259,33 +232,17 @@ TRUST_REGION = {name: code for name, code in MUJOCO.details.items() if name not 
     "S07": r'stats\["approx_kl"\] <= max_kl',
     "S08": r"\(1 - frac\) \* final_kl",
 }
-TRPO = Script(
+TRPO = replace(
+    MUJOCO,
     name="trpo_continuous_mujoco",
     parent="ppo_continuous_mujoco",
-    tiny=MUJOCO.tiny,
-    wrong_env=MUJOCO.wrong_env,
-    by_hand=continuous_action,
     details=TRUST_REGION,
     omitted={"C08"},
-    bad_values={
-        "--max-kl 0": ["--max-kl", "must"],
-        "--max-kl -0.1": ["--max-kl", "must"],
-        "--max-kl-final 0": ["--max-kl-final", "must"],
-        "--cg-damping -0.1": ["--cg-damping", "must"],
-        "--cg-steps 0": ["--cg-steps", "must"],
-        "--line-search-steps 0": ["--line-search-steps", "must"],
-        "--fisher-every 0": ["--fisher-every", "must"],
-        "--fisher-every 33 --num-steps 32": ["--fisher-every (33)", "--num-steps"],
-    },
-    different=names(
-        "Args, Agent.__init__, loss_and_grad, train: set-up, train: advantages, train: update, "
-        "check_runs, Log.iteration, check_args"
-    ),
+    bad_values={"--fisher-every 33 --num-steps 32": ["--fisher-every (33)", "--num-steps"]},
+    different=changed("loss_and_grad, train: advantages, train: update, check_runs, Log.iteration"),
     loss="loss_and_grad",
     lacks={"vf_coef", "target_kl"},
     zero=MUJOCO.zero - {"vf_coef"} | {"cg_damping"},
-    negative=MUJOCO.negative,
-    free=MUJOCO.free,
     annealing={"anneal_lr"},  # and max_kl_final, which is a number: tests/test_trpo.py
     tags=TAGS - {"losses/clipfrac"} | {"losses/step_fraction"},
 )
@@ -302,8 +259,7 @@ ATARI_SCRIPT = Script(
     parent="ppo",
     tiny=GAMES,
     wrong_env={"HalfCheetah-v4": ["--env-id (HalfCheetah-v4)", "no Atari game"]},
-    by_hand=None,
-    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | ATARI,
+    details=ONE_NETWORK | ATARI,
     bad_values={
         "--env-backend envpool --noop-max 0": ["--noop-max (0)", "--env-backend gymnasium"],
         "--capture-video": ["--capture-video", "--env-backend gymnasium"],
@@ -317,10 +273,10 @@ ATARI_SCRIPT = Script(
         "--env-threads 10000000000": ["--env-threads (10000000000)"],
         "--frame-stack 10000000000": ["--frame-stack (10000000000)"],
     },
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
-        "train: advantages, train: update, train: log and checkpoint, check_args, check_runs, "
-        "make_env, make_envs, film, try_env, provenance, evaluate"
+    different=changed(
+        "Agent.act, Agent.evaluate_actions, train: rollout, train: advantages, train: update, "
+        "train: log and checkpoint, check_runs, make_env, make_envs, film, try_env, provenance, "
+        "evaluate"
     ),
     other_shape={"shared_network": False},
     zero=ZERO | {"repeat_action_probability"},
@@ -350,23 +306,16 @@ PIXELS = Script(
         "ALE/Pong-v5": ["--env-id (ALE/Pong-v5)", "ppo_atari.py"],
         "PongNoFrameskip-v4": ["--env-id (PongNoFrameskip-v4)", "ppo_atari.py"],
         "Pong-v5": ["--env-id (Pong-v5)", "ppo_atari.py"],
-        "CartPole-v1 --no-render-as-observation": [
-            "CartPole-v1",
-            "(4,)",
-            "no image",
-            "--render-as",
-        ],
+        "CartPole-v1 --no-render-as-observation": ["(4,)", "no image", "--render-as"],
         "Dict-v0": ["Dict-v0", "Dict(", "TransformObservation"],
         "Cube-v0": ["Cube-v0", "(8, 8, 8)", "channels"],
         "Integers-v0": ["Integers-v0", "int64", "floats"],
     },
-    by_hand=None,
-    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | PIXEL,
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
-        "train: rollout, train: advantages, train: log and checkpoint, check_args, check_runs, "
-        "PlainEnv.__init__, PlainEnv.reset, PlainEnv.step, PlainEnv.plain, make_env, try_env, "
-        "make_envs, evaluate"
+    details=ONE_NETWORK | PIXEL,
+    different=changed(
+        "Agent.act, Agent.get_value, Agent.evaluate_actions, train: rollout, train: advantages, "
+        "train: log and checkpoint, check_runs, PlainEnv.__init__, PlainEnv.reset, PlainEnv.step, "
+        "PlainEnv.plain, make_env, try_env, make_envs, evaluate"
     ),
     zero=ZERO | {"init_log_std", "image_size", "clip_reward"},
     negative={"init_log_std"},
@@ -380,46 +329,28 @@ LSTM_SCRIPT = Script(
     parent="ppo",
     tiny={"env_id": "MaskedCartPole-v1"} | TINY,
     wrong_env=PPO.wrong_env | {"Breakout-v5": ["Breakout", "ppo_atari_lstm.py"]},
-    by_hand=None,
     whole_sequences=True,
-    details={name: code for name, code in CORE.items() if name != "C13"} | EARLY_STOP | LSTM,
+    details=ONE_NETWORK | LSTM,
     bad_values={"--num-envs 6 --num-minibatches 4": ["--num-minibatches (4)", "--num-envs (6)"]},
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
-        "train: rollout, train: advantages, train: update, check_args, check_runs, make_env, "
-        "evaluate"
+    different=changed(
+        "Agent.act, Agent.get_value, Agent.evaluate_actions, train: rollout, train: advantages, "
+        "train: update, check_runs, make_env, evaluate"
     ),
 )
 
-ATARI_LSTM = Script(
+ATARI_LSTM = replace(
+    ATARI_SCRIPT,
     name="ppo_atari_lstm",
-    games=True,
-    reset_rows=True,
     parent="ppo_atari",
-    tiny=GAMES,
-    wrong_env=ATARI_SCRIPT.wrong_env,
-    by_hand=None,
     whole_sequences=True,
     details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = nn\.Sequential\(\*layers\)"},
     bad_values={"--num-envs 6 --num-minibatches 4": ["--num-minibatches (4)", "--num-envs (6)"]},
-    different=names(
-        "Args, Agent.__init__, Agent.forward, Agent.act, Agent.evaluate_actions, train: set-up, "
-        "train: rollout, train: advantages, train: update, train: log and checkpoint, check_args, "
-        "check_runs, evaluate"
+    different=changed(
+        "Agent.forward, Agent.act, Agent.evaluate_actions, train: rollout, train: advantages, "
+        "train: update, train: log and checkpoint, check_runs, evaluate"
     ),
     other_shape={"frame_stack": 2},
-    zero=ATARI_SCRIPT.zero,
-    free=ATARI_SCRIPT.free,
-    free_to_play=ATARI_SCRIPT.free_to_play,
 )
-
-
-def component_action(weights: dict, checkpoint: dict, obs: np.ndarray) -> int:
-    """Of an environment with one component; trunk and head stand apart."""
-    for i in (0, 2):
-        weight, bias = (weights[f"actor_trunk.{i}.{kind}"] for kind in ("weight", "bias"))
-        obs = np.tanh(weight @ obs + bias)
-    return int((weights["actor.weight"] @ obs + weights["actor.bias"]).argmax())
 
 
 MULTI = Script(
@@ -436,19 +367,18 @@ MULTI = Script(
         "Words-v0": ["Words-v0", "Sequence", "vectors"],
         "Buttons-v0": ["Buttons-v0", "MultiBinary(3)", "MultiDiscrete"],
     },
-    by_hand=discrete_action,
     details=CORE | EARLY_STOP | MULTIDISCRETE,
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.evaluate_actions, train: set-up, train: rollout, "
-        "train: advantages, train: update, check_args, check_runs, PlainEnv.__init__, "
-        "PlainEnv.reset, PlainEnv.step, make_env, try_env, make_envs, evaluate"
+    different=changed(
+        "Agent.act, Agent.evaluate_actions, train: rollout, train: advantages, train: update, "
+        "check_runs, PlainEnv.__init__, PlainEnv.reset, PlainEnv.step, make_env, try_env, "
+        "make_envs, evaluate"
     ),
     free_to_play={"action_mask"},
 )
 
-MICRORTS = Script(
+MICRORTS = replace(
+    MULTI,
     name="ppo_microrts",
-    discrete=True,
     parent="ppo_multidiscrete",
     tiny=MULTI.tiny | {"compile": False},
     wrong_env={name: words for name, words in MULTI.wrong_env.items() if name[:7] != "ImagesD"}
@@ -457,7 +387,6 @@ MICRORTS = Script(
         "CartPole-v1 --frame-skip 3": ["--frame-skip (3)", "CartPole-v1"],
         "CarRacing-v3": ["CarRacing-v3", "(96, 96, 3)", "grids"],
     },
-    by_hand=component_action,
     details=MULTI.details | {"A09": r"/ self\.scale"},
     bad_values={
         "--env-id MicrortsMining-v2": ["MicrortsMining-v2", "MicrortsMining-v1"],
@@ -465,15 +394,13 @@ MICRORTS = Script(
         "--frame-skip 2000": ["--frame-skip (2000)", "2000 ticks"],
         "--env-backend async": ["--env-backend (async)", "MicroRTS", "sync"],
     },
-    different=names(
-        "Args, Agent.__init__, Agent.act, Agent.get_value, Agent.evaluate_actions, train: set-up, "
-        "train: rollout, train: advantages, train: log and checkpoint, check_args, "
-        "MaskedEnv.plain_mask, PlainEnv.__init__, make_env, make_envs, "
+    different=changed(
+        "Agent.act, Agent.get_value, Agent.evaluate_actions, train: rollout, train: advantages, "
+        "train: log and checkpoint, MaskedEnv.plain_mask, PlainEnv.__init__, make_env, make_envs, "
         "provenance, evaluate"
     ),
     zero=ZERO | {"frame_skip"},
     free=MULTI.free | {"compile"},
-    free_to_play=MULTI.free_to_play,
     tags=TAGS | {"charts/idle"},
 )
 
@@ -490,7 +417,6 @@ PROCGEN_SCRIPT = Script(
         "CartPole-v1": ["--env-id (CartPole-v1)", "starpilot"],
         "starpilto": ["--env-id (starpilto)", "bigfish"],
     },
-    by_hand=None,
     other_shape={"shared_network": False},
     python=">=3.11,<3.13",  # Procgen has no wheels of later ones
     details={name: code for name, code in CORE.items() if name != "S01"} | EARLY_STOP | PROCGEN,
@@ -503,10 +429,9 @@ PROCGEN_SCRIPT = Script(
         "--env-threads 2000000000": ["--env-threads (2000000000)"],
         "--reward-gamma 1.1": ["--reward-gamma (1.1)"],
     },
-    different=names(
-        "Args, Agent.__init__, Agent.forward, ppo_loss, train: set-up, train: rollout, train: "
-        "advantages, train: update, train: log and checkpoint, check_runs, check_args, film, "
-        "try_env, make_envs, provenance, evaluate"
+    different=changed(
+        "Agent.forward, ppo_loss, train: rollout, train: advantages, train: update, train: log "
+        "and checkpoint, check_runs, film, try_env, make_envs, provenance, evaluate"
     ),
     zero=ZERO
     | {"reward_gamma", "clip_reward", "num_levels", "start_level", "env_threads", "micro_batch"},
@@ -515,29 +440,23 @@ PROCGEN_SCRIPT = Script(
 
 OPENAI = {"arch": "dual", "aux_adam": True, "env_minibatches": True, "clip_vloss": False}
 OPENAI |= {"vf_coef": 1.0, "max_grad_norm": 0.0, "norm_reward_rollout": True, "reward_gamma": 0.99}
-PPG = Script(
+PPG = replace(
+    PROCGEN_SCRIPT,
     name="ppg_procgen",
-    games=True,
     parent="ppo_procgen",
     tiny=LEVELS | {"e_policy": 2, "n_iteration": 2, "e_auxiliary": 1, "num_aux_rollouts": 2},
-    wrong_env=PROCGEN_SCRIPT.wrong_env,
-    by_hand=None,
     epochs="e_policy",
     card={"n_iteration": 1},  # so that each iteration has an auxiliary phase
     other_shape={"arch": "dual"},
-    python=PROCGEN_SCRIPT.python,
     details={n: code for n, code in PROCGEN_SCRIPT.details.items() if n != "C13"} | PHASIC,
-    omitted={"S01"},
     bad_values={
         "--env-minibatches --num-minibatches 128": ["--num-minibatches (128)", "--num-envs (64)"]
     },
-    different=names(
-        "Args, layer_init, ResidualBlock.__init__, Agent.__init__, Agent.forward, Agent.act, "
-        "Agent.evaluate_actions, train: set-up, train: rollout, train: update, train: log and "
-        "checkpoint, check_runs, check_args, Log.iteration"
+    different=changed(
+        "layer_init, ResidualBlock.__init__, Agent.forward, Agent.act, Agent.evaluate_actions, "
+        "train: rollout, train: update, train: log and checkpoint, check_runs, Log.iteration"
     ),
     zero=PROCGEN_SCRIPT.zero | {"beta_clone", "skip_aux_every"},
-    free=PROCGEN_SCRIPT.free,
     tags=TAGS
     | {"time/auxiliary"}
     | {f"losses/aux/{name}" for name in ("kl_loss", "aux_value_loss", "real_value_loss")}
@@ -559,18 +478,3 @@ def source_blocks(source: str) -> dict[str, str]:
     (train,) = re.findall(r"(?ms)^def train\(.*?(?=^\S)", source)
     parts = re.split(r"(?m)^ +# -- (.*) --\n", train)
     return {"set-up": parts[0]} | dict(zip(parts[1::2], parts[2::2]))
-
-
-def one_of_each_text(rows: dict, *names: str, lines: str | None = None) -> dict[str, Script]:
-    """A script for each text of these pieces and of the lines that match; the first that has it.
-
-    What is the same to the byte is tested once. No list says which scripts that are: who edits one
-    of these pieces in one script has the test of that script from then on.
-    """
-    assert all(any(name in script.pieces for script in rows.values()) for name in names), names
-    found: dict[tuple, Script] = {}
-    for script in rows.values():
-        matching = [x.strip() for x in script.source.splitlines() if lines and re.search(lines, x)]
-        assert matching or not lines, (script.name, lines)
-        found.setdefault((*(script.pieces.get(name) for name in names), *matching), script)
-    return {script.name: script for script in found.values()}

@@ -2,11 +2,10 @@
 
 import copy
 import csv
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -65,13 +64,6 @@ def checkpoint_of(run_dir: Path) -> dict:
     return torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
-def state_of(run_dir: Path) -> dict:
-    """Its checkpoint without what differs from run to run: clocks, and how it was started."""
-    checkpoint = checkpoint_of(run_dir)
-    del checkpoint["seconds"], checkpoint["episodes_size"], checkpoint["args"]["resume"]
-    return checkpoint
-
-
 def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
     """(step, return, length) of every episode; the seconds differ from run to run."""
     with open(run_dir / "episodes.csv") as file:
@@ -87,23 +79,23 @@ def scalars_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def assert_equal(a, b, name: str) -> None:
+    """Of checkpoints, to the bit."""
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype and torch.equal(a, b), name
-    elif isinstance(a, dict):
+    elif isinstance(a, dict | list):
+        a, b = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (a, b))
         assert a.keys() == b.keys(), name
         for key in a:
             assert_equal(a[key], b[key], f"{name}.{key}")
-    elif isinstance(a, list):
-        assert len(a) == len(b), name
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_equal(x, y, f"{name}[{i}]")
     else:
         assert a == b, name
 
 
 def assert_same_run(one: Path, other: Path) -> None:
     """To the bit, all of the checkpoint, episodes and events; only clocks may differ."""
-    a, b = state_of(one), state_of(other)
+    a, b = checkpoint_of(one), checkpoint_of(other)
+    for state in (a, b):  # clocks, and how it was started, differ from run to run
+        del state["seconds"], state["episodes_size"], state["args"]["resume"]
     assert_equal(a, b, "checkpoint")
     episodes = episodes_of(one)
     assert episodes == episodes_of(other) and episodes
@@ -117,41 +109,16 @@ class Killed(BaseException):
 
 
 # -- what it did --
-@dataclass
-class Step:
-    """One minibatch: what `ppo_loss` got and gave, then what the optimizer saw."""
-
-    newvalue: torch.Tensor  # (M,)
-    mb: dict
-    clip_coef: float
-    stats: dict
-    lr: float = 0.0
-    grad: torch.Tensor | None = None  # (P,)
-    weights: torch.Tensor | None = None  # (P,) before the step
-
-
-@dataclass
-class Rollout:
-    """One iteration: tensors (B, ...), arrays (T, N) and the optimizer steps that followed."""
-
-    agent: torch.nn.Module  # a copy, with the weights of the rollout
-    obs: torch.Tensor
-    actions: torch.Tensor
-    logprobs: torch.Tensor
-    values: torch.Tensor
-    rewards: np.ndarray | None = None
-    next_values: np.ndarray | None = None
-    terminations: np.ndarray | None = None
-    dones: np.ndarray | None = None
-    advantages: np.ndarray | None = None
-    steps: list[Step] = field(default_factory=list)
-
-
 class Watch:
-    """Watches Agent.evaluate_actions, gae and ppo_loss of a script, and the optimizer."""
+    """The rollouts of a script's runs from now on, and the optimizer steps that follow each.
+
+    Of a rollout: `agent`, a copy of the one that played; obs, actions, logprobs and values as
+    tensors (B, ...); rewards, next_values, terminations, dones and advantages as arrays (T, N);
+    `steps`, of which each has the minibatch `mb`, the diagnostics `stats`, and the gradient (P,).
+    """
 
     def __init__(self, script, monkeypatch):
-        self.rollouts: list[Rollout] = []
+        self.rollouts: list[SimpleNamespace] = []
         evaluate_actions, gae = script.Agent.evaluate_actions, script.gae
         ppo_loss = script.ppo_loss
 
@@ -159,16 +126,15 @@ class Watch:
             result = evaluate_actions(agent, obs, actions, *rest)
             if not torch.is_grad_enabled():  # once an iteration, on the whole rollout
                 logprobs, _, values = copied(result)
-                tensors = (*copied((obs, actions)), logprobs, values)
-                self.rollouts.append(Rollout(copy.deepcopy(agent), *tensors))
+                seen = {"obs": copied(obs), "actions": copied(actions), "steps": []}
+                seen |= {"agent": copy.deepcopy(agent), "logprobs": logprobs, "values": values}
+                self.rollouts.append(SimpleNamespace(**seen))
             return result
 
         def watched_gae(rewards, values, next_values, terminations, dones, *discounts):
             rollout = self.rollouts[-1]
-            rollout.rewards = rewards.copy()
-            rollout.next_values = next_values.copy()
-            rollout.terminations = terminations.copy()
-            rollout.dones = dones.copy()
+            rollout.rewards, rollout.next_values = rewards.copy(), next_values.copy()
+            rollout.terminations, rollout.dones = terminations.copy(), dones.copy()
             advantages = gae(rewards, values, next_values, terminations, dones, *discounts)
             rollout.advantages = advantages.copy()
             return advantages
@@ -176,17 +142,12 @@ class Watch:
         def watched_loss(newlogprob, entropy, newvalue, mb, clip_coef, args):
             before = copied(mb)
             loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-            self.rollouts[-1].steps.append(
-                Step(copied(newvalue), before, float(clip_coef), copied(stats))
-            )
+            self.rollouts[-1].steps.append(SimpleNamespace(mb=before, stats=copied(stats)))
             return loss, stats
 
         def before_step(optimizer, *_):
             [group] = optimizer.param_groups
-            step = self.steps[-1]
-            step.lr = group["lr"]
-            step.grad = flat(param.grad for param in group["params"])
-            step.weights = flat(group["params"])
+            self.steps[-1].grad = flat(param.grad for param in group["params"])
 
         monkeypatch.setattr(script.Agent, "evaluate_actions", watched_evaluate)
         monkeypatch.setattr(script, "gae", watched_gae)
@@ -194,8 +155,5 @@ class Watch:
         self.hook = register_optimizer_step_pre_hook(before_step)
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SimpleNamespace]:
         return [step for rollout in self.rollouts for step in rollout.steps]
-
-    def clear(self) -> None:
-        self.rollouts.clear()
