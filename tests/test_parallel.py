@@ -321,10 +321,6 @@ def test_rewards_and_advantages_are_normalized_over_all_processes(name, both, mo
 
 
 # -- torchrun --
-def flags_of(fields: dict) -> list[str]:
-    return [word for item in fields.items() for word in flag_of(*item)]
-
-
 def documented(pattern: str) -> list[str]:
     text = "\n".join(page.read_text() for page in pages()).replace("\\\n", " ")
     return list(dict.fromkeys(re.findall(rf"(?m)^({pattern}[^#\n]*)", text)))
@@ -352,10 +348,12 @@ def test_documented_commands_make_the_script_and_run_it(command):
         assert size == "4" and args.num_envs == 256 and args.aux_adam
         few = {"num_steps": 4, "total_timesteps": 8 * args.num_envs, "e_auxiliary": 1}
     few |= {"eval_episodes": 1, "compile": False, "cuda": False}
-    done = torchrun(size, made, *flags.split(), *flags_of(few))
+    less = [word for item in few.items() for word in flag_of(*item)]
+    done = torchrun(size, made, *flags.split(), *less)
     assert done.returncode == 0 and "evaluation" in done.stdout, done.stdout + done.stderr
     (run_dir,) = Path("runs").iterdir()
-    assert checkpoint_of(run_dir)["iteration"] == 2 and done.stdout.count("run: ") == 1
+    assert checkpoint_of(run_dir)["iteration"] == 2
+    assert done.stdout.count("run: ") == 1 and done.stdout.count("observations of ") <= 1
 
 
 if __name__ == "__main__":
