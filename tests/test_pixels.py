@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from math import log, pi
 from pathlib import Path
 
 import cv2
@@ -17,18 +16,30 @@ from conftest import Scripted
 from gymnasium.spaces import Box, Discrete
 from harness import train
 from registry import ROOT, SCRIPTS
+from torch.distributions import Categorical, Independent, Normal
+from torch.testing import assert_close
 from watch import checkpoint_of, episodes_of
 
+import ppo_atari
 import ppo_pixels
-from ppo_pixels import Agent, Args
+from ppo_pixels import Agent, Args, Refused
 
 PIXELS = SCRIPTS["ppo_pixels"]
 KINDS = list(envs.Picture.KINDS)
 PICTURE = Box(0, 255, (2, 84, 84, 3), np.uint8)
+envs.add("Nine", envs.Picture, space=Box(0, 255, (20, 20, 9), np.uint8))
+envs.add("Stacked", envs.Picture, space=Box(0, 255, (4, 40, 40, 3), np.uint8))
+bright = {"space": Box(0, 1, (8, 9, 3)), "gives": lambda image: 255 * image}
+envs.add("Bright", envs.Picture, **bright)
 
 
 def made(env_id: str, **flags) -> gym.Env:
     return ppo_pixels.make_env(Args(env_id=env_id, **flags))
+
+
+def picture(kind: str) -> str:
+    """The id of the environment with Discrete actions that shows images of this kind."""
+    return f"Picture{KINDS.index(kind)}Discrete-v0"
 
 
 def agent_of(space: gym.Space, actions: gym.Space, **flags) -> Agent:
@@ -39,10 +50,12 @@ def agent_of(space: gym.Space, actions: gym.Space, **flags) -> Agent:
 # -- images --
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_of_any_kind_is_what_the_environment_shows(kind):
-    """Every pixel, its channels last; bytes stay bytes, and the network gets them up to 1."""
+    """Every pixel, its channels last; bytes stay bytes, and the network gets them up to 1.
+
+    And it is trained on and evaluated, with actions of a Box or Discrete in turns.
+    """
     space, shape = envs.Picture.KINDS[kind]
-    env_id = f"Picture{KINDS.index(kind)}Discrete-v0"
-    env, raw = made(env_id, frame_stack=1), gym.make(env_id).unwrapped
+    env, raw = made(picture(kind), frame_stack=1), gym.make(picture(kind)).unwrapped
     obs, _ = env.reset(seed=1)
     seen = [(obs, raw.reset(seed=1)[0])]
     seen += [(env.step(1)[0], raw.step(6)[0]) for _ in range(2)]
@@ -61,13 +74,7 @@ def test_an_image_of_any_kind_is_what_the_environment_shows(kind):
     highest = 1 if kind != "no bounds" else 1000
     assert inputs[0].shape == (1, shape[2], *shape[:2])
     assert inputs[0].max() == pytest.approx(highest)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_trains_and_is_evaluated(kind):
-    """With actions of a Box or Discrete in turns."""
-    suffix = "Discrete" * (KINDS.index(kind) % 2)
-    env_id = f"Picture{KINDS.index(kind)}{suffix}-v0"
+    env_id = picture(kind).replace("Discrete", "Discrete" * (KINDS.index(kind) % 2))
     run_dir = train(PIXELS, env_id=env_id, total_timesteps=64, eval_episodes=1)
     assert checkpoint_of(run_dir)["iteration"] == 1 and len(episodes_of(run_dir)) == 8
 
@@ -81,78 +88,42 @@ def test_the_network_fits_any_size(size):
 
 
 def test_for_84_pixels_it_is_the_nature_cnn():
-    layers = [str(layer) for layer in agent_of(PICTURE, Discrete(4)).network]
-    assert layers == [
-        "Conv2d(6, 32, kernel_size=(8, 8), stride=(4, 4))",
-        "ReLU()",
-        "Conv2d(32, 64, kernel_size=(4, 4), stride=(2, 2))",
-        "ReLU()",
-        "Conv2d(64, 64, kernel_size=(3, 3), stride=(1, 1))",
-        "ReLU()",
-        "Flatten(start_dim=1, end_dim=-1)",
-        "Linear(in_features=3136, out_features=512, bias=True)",
-        "ReLU()",
-    ]
+    args = ppo_atari.Args(env_backend="gymnasium")
+    nature = ppo_atari.Agent(Box(0, 255, (6, 84, 84), np.uint8), Discrete(4), args)
+    assert str(agent_of(PICTURE, Discrete(4)).network) == str(nature.network)
 
 
 def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
     """Cast to bytes, fractions would be a black image; whole numbers of any type are right."""
     obs, _ = made("BytesAsFloatsDiscrete-v0", frame_stack=1).reset()
     assert obs.dtype == np.uint8 and obs.max() == 255
-    with pytest.raises(ppo_pixels.Refused, match="float64 where its space says bytes"):
+    with pytest.raises(Refused, match="float64 where its space says bytes"):
         made("FractionsAsBytesDiscrete-v0").reset()
-    with pytest.raises(ppo_pixels.Refused, match=r"the shape \(7, 9, 3\) where \(8, 9, 3\)"):
+    with pytest.raises(Refused, match=r"the shape \(7, 9, 3\) where \(8, 9, 3\)"):
         made("AnotherShapeDiscrete-v0").reset()
-
-
-class Shows(gym.Env):
-    """Shows one array, ends after five steps."""
-
-    action_space = Discrete(2)
-
-    def __init__(self, space: Box, shown: np.ndarray):
-        self.observation_space, self.shown = space, shown
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.shown, {}
-
-    def step(self, action):
-        self.t += 1
-        return self.shown, 1.0, self.t == 5, False, {}
-
-
-def run_on(space: Box, shown: np.ndarray, **flags) -> Path:
-    gym.register("Shows-v0", lambda: Shows(space, shown))
-    try:
-        return train(PIXELS, env_id="Shows-v0", **flags)
-    finally:
-        del gym.registry["Shows-v0"]
 
 
 def test_a_run_says_what_its_network_sees(capsys):
     """More channels than OpenCV reduces are left as they are."""
-    space = Box(0, 255, (100, 100, 9), np.uint8)
-    run_on(space, np.ones(space.shape, np.uint8), total_timesteps=64, image_size=64)
-    assert "the network sees 4 images of 100x100x9, divided by 255" in capsys.readouterr().out
-    train(PIXELS, env_id="CartPole-v1", total_timesteps=64)
-    assert "sees 4 rendered pictures of 12x12x3" in capsys.readouterr().out
+    for env_id, seen in {
+        "NineDiscrete-v0": "4 images of 20x20x9, divided by 255",
+        "CartPole-v1": "4 rendered pictures of 12x12x3",
+    }.items():
+        train(PIXELS, env_id=env_id, total_timesteps=64)
+        assert f"the network sees {seen}" in capsys.readouterr().out
 
 
 def test_stacks_of_images_and_wrong_bounds_are_refused():
-    stack = Box(0, 255, (4, 40, 40, 3), np.uint8)
-    with pytest.raises(ppo_pixels.Refused, match="4 axes are no image.*--frame-stack"):
-        run_on(stack, np.zeros(stack.shape, np.uint8))
-    unit = Box(0, 1, (8, 9, 3), np.float32)
-    with pytest.raises(ppo_pixels.Refused, match="an image has 255 where its space ends at 1"):
-        run_on(unit, np.full(unit.shape, 255, np.float32))
+    with pytest.raises(Refused, match="4 axes are no image.*--frame-stack"):
+        train(PIXELS, env_id="StackedDiscrete-v0")
+    with pytest.raises(Refused, match="an image has 255 where its space ends at 1"):
+        train(PIXELS, env_id="BrightDiscrete-v0")
     assert not Path("runs").exists()
 
 
 def test_an_agent_that_saw_something_else_is_refused():
     run_dir = train(PIXELS, total_timesteps=64)
-    with pytest.raises(ppo_pixels.Refused, match="that run has another --frame-skip"):
+    with pytest.raises(Refused, match="that run has another --frame-skip"):
         train(PIXELS, init_from=str(run_dir), frame_skip=2)
 
 
@@ -168,15 +139,16 @@ def test_the_image_of_a_dict_as_the_page_picks_it():
 # -- wrappers --
 def test_images_are_made_smaller_and_gray_where_asked():
     """But neither enlarged, nor what is no picture: codes of a grid, floats."""
-    colour, large = (f"Picture{KINDS.index(kind)}Discrete-v0" for kind in ("colour", "large"))
-    assert made(large, image_size=20).observation_space.shape == (4, 20, 20, 3)
-    assert made(large, image_size=38).observation_space.shape == (4, 38, 36, 3)
-    assert made(large, image_size=0).observation_space.shape == (4, 40, 36, 3)
-    assert made(colour, image_size=15, grayscale=True).observation_space.shape == (4, 13, 15, 1)
-    for kind in ("codes", "floats"):
-        small = made(f"Picture{KINDS.index(kind)}Discrete-v0", image_size=5, grayscale=True)
-        assert small.observation_space.shape == (4, *envs.Picture.KINDS[kind][1])
-    env = made(large, image_size=20, grayscale=True, frame_stack=1)
+    for kind, flags, shape in [
+        ("large", {"image_size": 20}, (20, 20, 3)),
+        ("large", {"image_size": 38}, (38, 36, 3)),
+        ("large", {"image_size": 0}, (40, 36, 3)),
+        ("colour", {"image_size": 15, "grayscale": True}, (13, 15, 1)),
+        ("codes", {"image_size": 5, "grayscale": True}, (7, 7, 3)),
+        ("floats", {"image_size": 5, "grayscale": True}, (13, 17, 3)),
+    ]:
+        assert made(picture(kind), **flags).observation_space.shape == (4, *shape)
+    env = made(picture("large"), image_size=20, grayscale=True, frame_stack=1)
     obs, image = env.reset()[0], env.unwrapped.observe()
     resized = cv2.resize(image, (20, 20), interpolation=cv2.INTER_AREA)
     gray = resized @ np.array([0.2125, 0.7154, 0.0721])
@@ -184,29 +156,19 @@ def test_images_are_made_smaller_and_gray_where_asked():
 
 
 def test_what_is_rendered_takes_the_place_of_what_is_no_image():
-    """Of `Toy` it is 20 times the step; the stack begins with the first image, repeated."""
-    env = made("SteadyDiscrete-v0", frame_stack=3, image_size=16)
-    assert env.observation_space == Box(0, 255, (3, 16, 16, 3), np.uint8)
+    """20 times the step, in a buffer that is drawn again; a stack begins with one image."""
+    env = made("ScreenDiscrete-v0", frame_stack=3)
+    assert env.observation_space == Box(0, 255, (3, 64, 64, 3), np.uint8)
     brightness = [env.reset(seed=1)[0].max((1, 2, 3)).tolist()]
     brightness += [env.step(0)[0].max((1, 2, 3)).tolist() for _ in range(4)]
     assert brightness == [[0, 0, 0], [0, 0, 20], [0, 20, 40], [20, 40, 60], [40, 60, 80]]
-    with pytest.raises(ppo_pixels.Refused, match="--render-as-observation"):
-        made("SteadyDiscrete-v0", render_as_observation=False)
+    with pytest.raises(Refused, match="--render-as-observation"):
+        made("ScreenDiscrete-v0", render_as_observation=False)
     for name in ("BlindDiscrete-v0", "BlindTooDiscrete-v0"):
-        with pytest.raises(
-            ppo_pixels.Refused, match=rf"{name} observes .*no image.* cannot render"
-        ):
+        with pytest.raises(Refused, match=f"{name} observes .*no image.* cannot render"):
             made(name)
-    image = made("Picture0Discrete-v0", frame_stack=1)
-    assert image.observation_space.shape == (1, 13, 17, 1)  # images stay what they are
-
-
-def test_a_buffer_that_is_drawn_again_does_not_change_older_images():
-    env = made("ScreenDiscrete-v0", frame_stack=2, image_size=0)
-    env.reset(seed=1)
-    for _ in range(3):
-        obs, *_ = env.step(0)
-    assert obs.max((1, 2, 3)).tolist() == [40, 60]
+    obs, _ = made(picture("gray"), frame_stack=2).reset(seed=1)  # images stay what they are
+    assert obs.shape == (2, 13, 17, 1) and (obs[0] == obs[1]).all() and obs.any()
 
 
 def test_an_action_is_repeated_and_its_rewards_add_up():
@@ -220,13 +182,13 @@ def test_an_action_is_repeated_and_its_rewards_add_up():
 
 
 # -- ends of episodes --
-@pytest.mark.parametrize("env_id", ["TruncatingImage-v0", "TerminatingImage-v0"])
-@pytest.mark.parametrize("bootstrap", [True, False])
-def test_the_value_of_what_followed_is_that_of_the_last_image_at_a_time_limit(
-    env_id, bootstrap, spy
-):
+CUTS = [("Truncating", True, 0), ("Truncating", False, 6), ("Terminating", True, 6)]
+
+
+@pytest.mark.parametrize("name, bootstrap, cut", CUTS)
+def test_at_a_time_limit_the_value_of_the_last_image_counts(name, bootstrap, cut, spy):
     """Of episodes of five steps that show (step, episode); the weights stay as they are."""
-    calls = spy(ppo_pixels, "gae")
+    calls, env_id = spy(ppo_pixels, "gae"), f"{name}Image-v0"
     flags = {"learning_rate": 1e-30, "frame_stack": 1, "ortho_init": False}
     flags |= {"num_steps": 16, "total_timesteps": 32, "bootstrap_truncation": bootstrap}
     run_dir = train(PIXELS, env_id=env_id, **flags)
@@ -240,7 +202,6 @@ def test_the_value_of_what_followed_is_that_of_the_last_image_at_a_time_limit(
         return agent.get_value(torch.from_numpy(images)[..., None]).numpy()
 
     assert np.flatnonzero(dones[:, 0]).tolist() == [4, 9, 14]
-    cut = 6 if env_id.startswith("Terminating") or not bootstrap else 0
     assert ends.sum() == cut and dones.sum() == 6
     starts = value([[t % 5, t // 5] for t in range(16)])
     np.testing.assert_allclose(values[:, 0], starts, atol=1e-6)
@@ -251,50 +212,37 @@ def test_the_value_of_what_followed_is_that_of_the_last_image_at_a_time_limit(
 
 
 # -- actions --
-def test_discrete_actions_by_hand():
-    agent = agent_of(PICTURE, Discrete(3), ortho_init=False)
-    obs = torch.randint(256, (600, *PICTURE.shape), dtype=torch.uint8)[:1].expand(
-        600, -1, -1, -1, -1
-    )
-    with torch.no_grad():
-        logits, value = agent(obs[:1])
-    logprobs = logits[0].double().numpy() - np.log(np.exp(logits[0].double().numpy()).sum())
-    action, logprob, values = agent.act(obs)
-    np.testing.assert_allclose(logprob, logprobs[action], atol=1e-5)
-    np.testing.assert_allclose(values, value.expand(600), atol=1e-5)
-    share = np.bincount(action, minlength=3) / 600
-    np.testing.assert_allclose(share, np.exp(logprobs), atol=0.08)  # four deviations
-    newlogprob, entropy, _ = agent.evaluate_actions(obs[:3], torch.arange(3))
-    np.testing.assert_allclose(newlogprob.detach(), logprobs, atol=1e-5)
-    by_hand = -(np.exp(logprobs) * logprobs).sum()
-    np.testing.assert_allclose(entropy.detach(), [by_hand] * 3, atol=1e-5)
-    greedy, _, _ = agent.act(obs[:1], greedy=True)
-    assert greedy.item() == logprobs.argmax()
-
-
-def test_box_actions_by_hand():
-    agent = agent_of(PICTURE, Box(-1, 1, (2,)), ortho_init=False)
-    agent.actor_logstd.data = torch.tensor([-1.0, 0.5])
+@pytest.mark.parametrize("space", [Discrete(3), Box(-1, 1, (2,))], ids=["Discrete", "Box"])
+def test_actions_are_those_of_the_policy(space):
+    """600 draws for one image; the tolerances of their moments are four deviations."""
+    agent = agent_of(PICTURE, space, ortho_init=False)
+    agent.actor_logstd = torch.nn.Parameter(torch.tensor([-1.0, 0.5]))
     obs = torch.randint(256, (1, *PICTURE.shape), dtype=torch.uint8).expand(600, -1, -1, -1, -1)
     with torch.no_grad():
-        mean = agent(obs[:1])[0][0].double().numpy()
-    std = np.exp([-1.0, 0.5])
-    action, logprob, _ = agent.act(obs)
-    z = (action.double().numpy() - mean) / std
-    by_hand = (-(z**2) / 2 - np.log(std) - log(2 * pi) / 2).sum(-1)
-    np.testing.assert_allclose(logprob, by_hand, atol=1e-4)
-    assert (abs(z.mean(0)) < 4 / 600**0.5).all() and (abs(z.std(0) - 1) < 0.12).all()
-    newlogprob, entropy, _ = agent.evaluate_actions(obs, action)
-    np.testing.assert_allclose(newlogprob.detach(), by_hand, atol=1e-4)
-    expected = (0.5 + log(2 * pi) / 2 + np.log(std)).sum()
-    np.testing.assert_allclose(entropy.detach(), [expected] * 600, atol=1e-5)
-    np.testing.assert_allclose(agent.act(obs[:1], greedy=True)[0][0], mean, atol=1e-5)
+        output, value = agent(obs[:1])
+    action, logprob, values = agent.act(obs)
+    if agent.is_discrete:
+        policy, atol = Categorical(logits=output[0].double()), 1e-5
+        share = torch.bincount(action, minlength=3) / 600
+        assert_close(share.double(), policy.probs, atol=0.08, rtol=0)
+    else:
+        std = agent.actor_logstd.detach().double().exp()
+        policy, atol = Independent(Normal(output[0].double(), std), 1), 1e-4
+        z = (action - policy.mean) / std
+        assert (z.mean(0).abs() < 4 / 600**0.5).all() and ((z.std(0) - 1).abs() < 0.12).all()
+    newlogprob, entropy, _ = agent.evaluate_actions(obs[:9], action[:9])
+    assert_close(logprob.double(), policy.log_prob(action), atol=atol, rtol=0)
+    assert_close(newlogprob.double(), policy.log_prob(action[:9]), atol=atol, rtol=0)
+    assert_close(entropy.double(), policy.entropy().expand(9), atol=1e-5, rtol=0)
+    assert_close(values, value.expand(600), atol=1e-5, rtol=0)
+    (mode,), _, _ = agent.act(obs[:1], greedy=True)
+    assert_close(mode, policy.mode.to(mode.dtype), atol=1e-5, rtol=0)
 
 
 def test_box_actions_are_clipped_for_the_environment_alone(spy):
     """It asserts that they are within -1 and 1; the loss gets those that were drawn."""
     evaluated = spy(Agent, "evaluate_actions")
-    wide = {"env_id": f"Picture{KINDS.index('colour')}-v0", "init_log_std": 1.0}
+    wide = {"env_id": picture("colour").replace("Discrete", ""), "init_log_std": 1.0}
     train(PIXELS, **wide, total_timesteps=64)
     assert max(actions.abs().max() for (_, _, actions), _ in evaluated) > 3
     with pytest.raises(AssertionError):
@@ -305,9 +253,8 @@ def test_box_actions_are_clipped_for_the_environment_alone(spy):
 @pytest.mark.e2e
 def test_a_run_that_renders_can_be_killed():
     """SDL, which pygame draws with, would take SIGTERM for itself."""
-    code = (
-        "import os, time, ppo_pixels as script; args = script.Args(); script.try_env(args, None); "
-    )
+    code = "import os, time, ppo_pixels as script; args = script.Args(); "
+    code += "script.try_env(args, None); "
     code += "script.make_env(args).reset(); os.kill(os.getpid(), 15); time.sleep(10)"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
@@ -321,7 +268,7 @@ def test_a_run_needs_little_more_memory_than_its_images(tmp_path):
 
     Freed memory goes back at once here: what is kept for later would hide what is needed.
     """
-    large = f"envs:Picture{KINDS.index('large')}Discrete-v0"
+    large = f"envs:{picture('large')}"
     flags = f"--env-id {large} --num-envs 4 --frame-stack 16 --eval-episodes 0"
     code = "import ppo_pixels as script; script.keep_freed_memory = lambda: None; "
     code += "script.train(script.parse_args()); "
