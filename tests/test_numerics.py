@@ -239,9 +239,7 @@ def policy_network(agent) -> nn.Sequential:
 
 
 def test_networks_are_the_published_ones(script):
-    """Orthogonal weights of these gains and zero biases; or those of torch, uniform up to a bound
-    that orthogonal weights of such gains exceed.
-    """
+    """Orthogonal weights of these gains and zero biases; without, torch's of 1 / sqrt(inputs)."""
     agent, plain = make_agent(script), make_agent(script, ortho_init=False)
     for network, last in ((policy_network(agent), 0.01), (agent.critic, 1.0)):
         assert [type(layer) for layer in network] == [nn.Linear, nn.Tanh] * 2 + [nn.Linear]
