@@ -76,8 +76,6 @@ def policy_loss(module, ratios, advantages, entropy=0.0) -> float:
 def test_a_patch_fits_its_script_trains_and_differs(name, variant):
     """Three iterations of it and of the original, with the same seed."""
     patch = PATCHES[name]
-    why = patch.read_text().partition("\n--- ")[0]
-    assert 60 < len(why) and all(len(line) <= 100 for line in why.splitlines())
     module, run = variant(name)
     lines = Path(module.__file__).read_text().splitlines()
     assert lines[-1] == f"# changed by {patch.name}, digest {patches.digest_of(patch)}"
@@ -95,11 +93,16 @@ def test_a_patch_fits_its_script_trains_and_differs(name, variant):
     assert are_same(runs) == alone
 
 
-def test_every_patch_has_a_row_and_every_row_a_patch():
-    """But those of combine/, which are no ideas to compare; two run a recipe. Whatever their
-    folders, no two have one name: runs and results are called by it.
-    """
+def test_patches_say_what_they_are_and_have_names_of_their_own():
+    """Whatever their folders: runs and results are called by it."""
     assert len(PATCHES) == len([*(ROOT / "variants").rglob("*.patch")]) > 0
+    for name, patch in PATCHES.items():
+        why = patch.read_text().partition("\n--- ")[0]
+        assert 60 < len(why) and all(len(line) <= 100 for line in why.splitlines()), name
+
+
+def test_every_patch_has_a_row_and_every_row_a_patch():
+    """But those of combine/, which are no ideas to compare; two run a recipe."""
     rows = results.read_recipes()
     named = set(rows["script"][rows["script"].str.endswith(".patch")])
     named -= {f"variants/combine/{name}.patch" for name in ("multigpu_ppg", "continuous_lstm")}
