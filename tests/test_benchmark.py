@@ -75,8 +75,8 @@ def output_of(process: subprocess.Popen, code: int = 0) -> str:
     return output
 
 
-def trains(folder: Path, seed: int = 1) -> list[int]:
-    """The processes below this folder that train with this seed."""
+def trains(folder: Path) -> list[int]:
+    """The processes below this folder that train."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -84,59 +84,31 @@ def trains(folder: Path, seed: int = 1) -> list[int]:
             command = (process / "cmdline").read_text().split("\0")
         except OSError:  # it has ended, or is not ours
             continue
-        if here and f"--seed {seed} " in " ".join(command):
+        if here and "--seed" in command:
             found.append(int(process.name))
     return found
 
 
-def checkpoint_of(folder: Path, seed: int) -> int:
+def checkpoint_of(folder: Path) -> int:
     """When the run's last checkpoint was written, 0 if there is none."""
-    paths = folder.glob(f"runs/*/runs/*__{seed}__*/checkpoint.pt")
+    paths = folder.glob("runs/*/runs/*/checkpoint.pt")
     return max((path.stat().st_mtime_ns for path in paths), default=0)
 
 
 @pytest.mark.e2e
-def test_a_suite_survives_a_killed_run_and_ends_in_a_table_and_a_figure(project):
-    """Two seeds, each on a GPU of its own; one is killed, the other goes on. Then the suite
-    resumes one and skips one.
-    """
-    mine = CARTPOLE | {"SEEDS": "1 2", "SUFFIX": "_mine"}
-    two = {"WORKERS": "2", "THREADS": "2", "GPUS": "3 5"}
-    process = start(project, "benchmark/classic.sh", **mine, **two)
-    wait_for(lambda: trains(project, 1) and trains(project, 2), process)
-    words = [Path(f"/proc/{trains(project, seed)[0]}/environ").read_text() for seed in (1, 2)]
-    assert all(text.count("_NUM_THREADS=2\0") == 3 for text in words)
-    gpus = [re.search(r"\0CUDA_VISIBLE_DEVICES=(\d)\0", text)[1] for text in words]
-    assert sorted(gpus) == ["3", "5"]
-    wait_for(lambda: checkpoint_of(project, 2), process)
-    os.kill(trains(project, 2)[0], signal.SIGKILL)
-    output = output_of(process, code=1)
-    (line,) = [line for line in output.splitlines() if line.startswith("FAIL")]
-    assert "CartPole-v1__ppo__2, exit code -9" in line and "start the suite again" in output
-
-    output = output_of(start(project, "benchmark/classic.sh", **mine))
-    assert "have benchmark/results/classic_mine/CartPole-v1/ppo__1.csv" in output
-    assert "CartPole-v1__ppo__2, resumed from " in output and "0 of 2 runs left" in output
-    assert re.search(r"\| CartPole-v1 \| default \| .* \| 2 \|", output)
-    assert (project / "benchmark/figures/classic_mine.png").stat().st_size > 10_000
-    for path in project.glob("benchmark/results/classic_mine/CartPole-v1/*.csv"):
-        facts, curve = results.read_facts(path), results.read_curve(path)
-        assert facts["steps"] == "20480" and (np.diff(curve["seconds"]) >= 0).all()
-    check = [sys.executable, project / "benchmark" / "report.py", "--check"]
-    assert subprocess.run(check, capture_output=True).returncode == 1  # the others' are not here
-
-
-@pytest.mark.e2e
 def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(project):
-    """Ctrl-C, SIGTERM, SIGKILL. What died before its first checkpoint is no run to resume."""
-    dead = project / "runs" / "classic" / "runs" / "CartPole-v1__ppo__1__9999999999"
+    """Ctrl-C, SIGTERM, SIGKILL; in the end there are a table and a figure. What died before its
+    first checkpoint is no run to resume.
+    """
+    command, mine = "benchmark/classic.sh", CARTPOLE | {"SUFFIX": "_mine"}
+    dead = project / "runs" / "classic_mine" / "runs" / "CartPole-v1__ppo__1__9999999999"
     dead.mkdir(parents=True)
     (dead / "config.json").write_text("{")
     resumed = ""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        process = start(project, "benchmark/classic.sh", **CARTPOLE)
-        before = checkpoint_of(project, 1)
-        wait_for(lambda: checkpoint_of(project, 1) > before, process)
+        process = start(project, command, **mine)
+        before = checkpoint_of(project)
+        wait_for(lambda: checkpoint_of(project) > before, process)
         process.send_signal(signum)
         output = output_of(process, code=-9 if signum == signal.SIGKILL else 1)
         assert f"run  CartPole-v1__ppo__1{resumed}" in output and "FAIL" not in output
@@ -147,14 +119,21 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(project):
         assert trains(project) == []
         resumed = ", resumed from "
 
-    assert "0 of 1 runs left" in output_of(start(project, "benchmark/classic.sh", **CARTPOLE))
+    output = output_of(start(project, command, **mine))
+    assert "0 of 1 runs left" in output
+    assert re.search(r"\| CartPole-v1 \| default \| .* \| 1 \|", output)
+    assert (project / "benchmark/figures/classic_mine.png").stat().st_size > 10_000
     (path,) = project.glob("benchmark/results/**/*.csv")
+    facts, curve = results.read_facts(path), results.read_curve(path)
+    assert facts["steps"] == "20480" and (np.diff(curve["seconds"]) >= 0).all()
     path.rename(path.with_suffix(".old"))  # a finished run is collected, not trained again
-    output = output_of(start(project, "benchmark/classic.sh", **CARTPOLE))
-    assert "done benchmark/results/classic/CartPole-v1/ppo__1.csv" in output
+    output = output_of(start(project, command, **mine))
+    assert "done benchmark/results/classic_mine/CartPole-v1/ppo__1.csv" in output
     assert path.read_text() == path.with_suffix(".old").read_text()
-    longer = start(project, "benchmark/classic.sh", "--dry-run", **CARTPOLE | {"STEPS": "40960"})
+    longer = start(project, command, "--dry-run", **mine | {"STEPS": "40960"})
     assert "total_timesteps 20480 (asked for: 40960); delete it" in output_of(longer, code=1)
+    check = [sys.executable, project / "benchmark" / "report.py", "--check"]
+    assert subprocess.run(check, capture_output=True).returncode == 1  # the others' are not here
 
 
 @pytest.mark.e2e
@@ -260,16 +239,23 @@ def test_what_would_go_wrong_unnoticed_is_refused(variables, words, here, monkey
 
 
 @pytest.mark.e2e
-def test_a_run_that_fails_is_one_line_and_losses_that_are_not_finite_are_a_result(
+def test_a_run_that_fails_is_one_line_and_one_with_infinite_losses_a_result(
     here, monkeypatch, capsys
 ):
+    """Side by side, each on a GPU of its own."""
     variables = {"ENVS": "CartPole-v1 NoSuch-v0", "SEEDS": "1", "STEPS": "4096", "SUFFIX": "_mine"}
-    variables["FLAGS"] = "--learning-rate 1e30"
+    variables |= {"FLAGS": "--learning-rate 1e30", "GPUS": "3 5", "WORKERS": "2", "THREADS": "7"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    started, popen = [], subprocess.Popen
+    keep = lambda *args, **how: started.append(how) or popen(*args, **how)  # noqa: E731
+    monkeypatch.setattr(subprocess, "Popen", keep)
     runs = run.with_flags(run.plan("classic", ["default"]))
     with pytest.raises(SystemExit, match="not every run has a result"):
         run.train_all(runs, dry_run=False)
+    environments = [how["env"] for how in started if how.get("env")]
+    assert sorted(env["CUDA_VISIBLE_DEVICES"] for env in environments) == ["3", "5"]
+    assert {env[name] for env in environments for name in run.THREADS} == {"7"}
     assert "FAIL NoSuch-v0__ppo__1, exit code 1: error: " in capsys.readouterr().out
     facts, curve = results.read_facts(runs[0].csv), results.read_curve(runs[0].csv)
     assert facts["final_return"] == facts["return_of_iterations"] == "0.0"
