@@ -142,7 +142,7 @@ def test_a_patch_is_made_as_the_page_says(tmp_path):
     assert made.name == "mine.py" and "".join(lines) == (tmp_path / "my_ppo.py").read_text()
 
 
-# -- one by one; those of Implementation Matters: tests/test_equal.py --
+# -- one by one; more of those of Implementation Matters: tests/test_equal.py --
 def test_the_flag_for_staggered_resets_does_what_the_patch_does(variant):
     """So that figures of the one are those of the other."""
     _, run = variant("staggered_resets")
@@ -153,6 +153,17 @@ def test_the_flag_for_staggered_resets_does_what_the_patch_does(variant):
     ]
     assert are_same(runs)
     assert episodes_of(runs[0]) == episodes_of(runs[1]) != []
+
+
+def test_the_line_search_asks_for_a_tenth_of_the_gain(variant, monkeypatch):
+    """Of the original authors' TRPO; the loss falls by 1 along the whole step."""
+    module, _ = variant("trpo_implementation_matters")
+    params, stats = torch.zeros(1), {"approx_kl": torch.tensor(0.0)}
+    monkeypatch.setattr(module, "trpo_loss", lambda *_: (-params.sum(), stats))
+    for gain, fraction in ((1, 1), (9, 1), (11, 0)):
+        params.zero_()
+        inputs = None, params, torch.ones(1), gain, None, None, 1.0, module.Args()
+        assert module.line_search(*inputs)["step_fraction"] == params == fraction
 
 
 def test_optimizers_of_the_variants(variant):
