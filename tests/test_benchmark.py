@@ -255,9 +255,7 @@ def test_a_run_that_fails_is_one_line_and_holds_up_no_others(here, monkeypatch, 
     assert sorted(env["CUDA_VISIBLE_DEVICES"] for env in environments) == ["3", "5"]
     assert {env[name] for env in environments for name in run.THREADS} == {"7"}
     assert "FAIL NoSuch-v0__ppo__1, exit code 1: error: " in capsys.readouterr().out
-    assert (
-        run.had(runs[0]).startswith("have ") and results.read_facts(runs[0].csv)["threads"] == "7"
-    )
+    assert run.had(runs[0]).startswith("have ")
 
 
 @pytest.mark.e2e
