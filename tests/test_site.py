@@ -21,7 +21,6 @@ from registry import ROOT, ROWS, RULER, SCRIPTS
 
 pytestmark = pytest.mark.e2e
 HTML = ROOT / "site" / "html"
-CHILDREN = [script for script in ROWS if script.parent]
 
 
 @pytest.fixture(scope="module")
@@ -72,30 +71,23 @@ def test_links_have_targets_and_nothing_is_loaded_from_elsewhere(site):
     for path, page in pages.items():
         for tag, link in page.links:
             parts = urlsplit(link)
-            if parts.scheme or parts.netloc:
-                dead += [] if tag == "a" else [(path.name, link)]
-                continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            if not target.is_file():
-                dead.append((path.name, link))
-            elif parts.fragment and target in pages and parts.fragment not in pages[target].ids:
-                dead.append((path.name, link))
+            if parts.scheme or parts.netloc:
+                is_dead = tag != "a"
+            else:
+                ids = pages[target].ids if target in pages else {parts.fragment}
+                is_dead = not target.is_file() or (parts.fragment and parts.fragment not in ids)
+            dead += [(path.name, link)] * bool(is_dead)
     assert dead == []
 
 
-def test_the_code_of_a_page_is_the_file_to_the_byte(site):
+def test_code_is_that_of_the_files_to_the_byte(site):
+    """Of a script, with an anchor for each detail, and of both sides of a diff."""
     for script in ROWS:
-        assert "".join(Page(site / f"{script.name}.html").blocks) == script.source
+        page = Page(site / f"{script.name}.html")
+        assert "".join(page.blocks) == script.source and {*script.details} <= page.ids
         assert (site / f"{script.name}.py").read_bytes() == script.path.read_bytes()
-
-
-def test_every_detail_stands_beside_its_line(site):
-    for script in ROWS:
-        assert {*script.details} <= Page(site / f"{script.name}.html").ids
-
-
-def test_the_sides_of_a_diff_are_parent_and_child(site):
-    for child in CHILDREN:
+    for child in [script for script in ROWS if script.parent]:
         blocks = Page(site / "diffs" / f"{child.name}.html").blocks
         for i, script in enumerate((SCRIPTS[child.parent], child)):
             assert "".join(blocks[i::2]) == script.source.partition(RULER)[0] + RULER + "\n"
@@ -117,14 +109,10 @@ def test_the_data_of_the_curves_are_those_of_the_runs(site):
 
 
 # -- in a browser --
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *words):
-        pass
-
-
 @pytest.fixture(scope="module")
 def address(site):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site))
+    handler = partial(SimpleHTTPRequestHandler, directory=site)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -165,21 +153,24 @@ def look(browser, address):
 
 
 def is_in_view(browser, element) -> bool:
-    script = (
-        "const r = arguments[0].getBoundingClientRect(); return r.top >= 0 && r.top < innerHeight"
-    )
-    return browser.execute_script(script, element)
+    place = "const r = arguments[0].getBoundingClientRect();"
+    return browser.execute_script(f"{place} return r.top >= 0 && r.top < innerHeight", element)
 
 
-def test_no_page_scrolls_sideways_on_a_phone(look, site):
+def test_on_a_phone_no_page_scrolls_sideways_and_prose_is_above_code(look, site):
     pages = [path for path in site.rglob("*.html") if path.stem not in SCRIPTS]
-    for path in [*pages, site / "ppo.html", site / "diffs" / "ppo_atari.html"]:
+    for path in [*pages, site / "diffs" / "ppo_atari.html", site / "ppo.html"]:
         browser = look(str(path.relative_to(site)), width=390)
         wide = browser.execute_script("return document.documentElement.scrollWidth")
         assert wide <= 390, path.name
+    prose = browser.find_element("link text", "C05 Generalized advantage estimation")
+    line = browser.find_element("id", "C05")
+    assert prose.location["y"] < line.location["y"]
+    assert abs(prose.location["x"] - line.location["x"]) < 60
 
 
 def test_an_id_leads_to_its_card_and_back(look):
+    """Prose stands beside its line, a statement or the comment above; plumbing is folded."""
     browser = look("ppo.html")
     browser.find_element("css selector", "#C05 a").click()
     assert browser.current_url.endswith("core.html#c05-generalized-advantage-estimation")
@@ -191,25 +182,11 @@ def test_an_id_leads_to_its_card_and_back(look):
     assert is_in_view(browser, line) and "lastgaelam = delta[t]" in line.text
     prose = browser.find_element("link text", "C05 Generalized advantage estimation")
     assert prose.location["x"] < line.location["x"]
-    assert (
-        abs(prose.location["y"] - line.location["y"]) < 60
-    )  # of the statement, or a comment above
-
-
-def test_plumbing_is_folded(look):
-    browser = look("ppo.html")
+    assert abs(prose.location["y"] - line.location["y"]) < 60
     last = browser.find_elements("css selector", ".annotated .number")[-1]
     assert not last.is_displayed()
     browser.find_element("css selector", ".annotated summary").click()
     assert last.is_displayed()
-
-
-def test_prose_is_above_code_on_a_phone(look):
-    browser = look("ppo.html", width=390)
-    prose = browser.find_element("link text", "C05 Generalized advantage estimation")
-    line = browser.find_element("id", "C05")
-    assert prose.location["y"] < line.location["y"]
-    assert abs(prose.location["x"] - line.location["x"]) < 60
 
 
 def test_the_curves_react(look):
