@@ -24,6 +24,7 @@ import importlib.util
 import json
 import os
 import queue
+import re
 import shlex
 import signal
 import subprocess
@@ -49,6 +50,7 @@ FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_s
 FREE |= set("eval_episodes eval_deterministic eval_levels".split())
 NAMES = {"exp_name", "seed", "env_id", "total_timesteps", "resume", "evaluate"}  # not for FLAGS
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+BAR = re.compile(r"[^\r\n]*/\d+ \[.*?\]\r?")  # of progress, whose last state comes after an error
 LIBC = ctypes.CDLL(None)
 
 
@@ -259,7 +261,7 @@ class Pool:
             if not (old and is_finished(load_checkpoint(old))):
                 print(f"run  {run.name}{f', resumed from {old}' if old else ''}", flush=True)
                 code = self.wait_for(self.command(run, old), run.home, file)
-        lines = log.read_text().replace("\r", "\n").split("\n")
+        lines = BAR.sub("\n", log.read_text()).splitlines()
         end = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
         diverged = code != 0 and "not finite" in end
         if code and not diverged:

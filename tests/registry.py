@@ -300,7 +300,8 @@ PIXELS = Script(
     name="ppo_pixels",
     images=True,
     parent="ppo",
-    tiny={"env_id": "CartPole-v1", "image_size": 12, "cuda": False, "compile": False} | TINY,
+    tiny=TINY
+    | {"env_id": "CartPole-v1", "frame_skip": 1, "image_size": 12, "cuda": False, "compile": False},
     inside={"env_id": "ColourDiscrete-v0"},  # images that need not be rendered
     wrong_env={
         "ALE/Pong-v5": ["--env-id (ALE/Pong-v5)", "ppo_atari.py"],

@@ -257,7 +257,6 @@ def test_a_run_that_fails_is_one_line_and_holds_up_no_others(here, monkeypatch, 
 
 
 @pytest.mark.e2e
-@pytest.mark.xfail(strict=True, reason="the last line of the log is that of the bar")
 def test_losses_that_are_not_finite_are_a_result(here, monkeypatch):
     monkeypatch.setenv("FLAGS", "--learning-rate 1e30")
     monkeypatch.setenv("SUFFIX", "_mine")

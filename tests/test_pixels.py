@@ -34,7 +34,7 @@ envs.add("Bright", envs.Picture, **bright)
 
 
 def made(env_id: str, **flags) -> gym.Env:
-    return ppo_pixels.make_env(Args(env_id=env_id, **flags))
+    return ppo_pixels.make_env(Args(**{"env_id": env_id, "frame_skip": 1} | flags))
 
 
 def picture(kind: str) -> str:
@@ -158,7 +158,7 @@ def test_images_are_made_smaller_and_gray_where_asked():
 def test_what_is_rendered_takes_the_place_of_what_is_no_image():
     """20 times the step, in a buffer that is drawn again; a stack begins with one image."""
     env = made("ScreenDiscrete-v0", frame_stack=3)
-    assert env.observation_space == Box(0, 255, (3, 64, 64, 3), np.uint8)
+    assert env.observation_space == Box(0, 255, (3, 48, 48, 3), np.uint8)
     brightness = [env.reset(seed=1)[0].max((1, 2, 3)).tolist()]
     brightness += [env.step(0)[0].max((1, 2, 3)).tolist() for _ in range(4)]
     assert brightness == [[0, 0, 0], [0, 0, 20], [0, 20, 40], [20, 40, 60], [40, 60, 80]]
