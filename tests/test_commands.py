@@ -78,7 +78,7 @@ def test_all_other_commands_are_known():
     their words are looked at below.
     """
     tried_elsewhere = re.compile(
-        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm)|git clone |cd |diff -u |"
+        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm|broken)|git clone |cd |diff -u |"
         r"patch -o |(\w+=.* )?(bash|python|uv run( python)?) benchmark/\w+\.(sh|py)\b|"
         r"uv run \w+\.py --resume runs/NAME$"
     )
