@@ -78,8 +78,8 @@ def test_all_other_commands_are_known():
     their words are looked at below.
     """
     tried_elsewhere = re.compile(
-        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm|broken)|git clone |cd |diff -u |"
-        r"patch -o |(\w+=.* )?(bash|python|uv run( python)?) benchmark/\w+\.(sh|py)\b|"
+        r"(uv )?pip install |uv run (pytest|torchrun|continuous_lstm|broken)|git clone |cd |"
+        r"diff -u |patch -o |(\w+=.* )?(bash|python|uv run( python)?) benchmark/\w+\.(sh|py)\b|"
         r"uv run \w+\.py --resume runs/NAME$"
     )
     assert {line for line in OTHERS if not tried_elsewhere.match(line)} == {
