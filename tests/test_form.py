@@ -879,7 +879,7 @@ def test_a_script_alone_in_a_directory_is_killed_twice_and_resumed(script, tmp_p
     """By the command line alone."""
     shutil.copy(script.path, tmp_path)
     size = {"env_id": f"envs:{script.env('Steady')}", "total_timesteps": 25_600}
-    size = {"total_timesteps": 4096} if script.games else size  # real games are slower
+    size = {"total_timesteps": 2048} if script.games else size  # real games are slower
     how = {
         "path": Path(script.path.name),
         "env": os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
@@ -890,7 +890,7 @@ def test_a_script_alone_in_a_directory_is_killed_twice_and_resumed(script, tmp_p
         start = command(script, *words, path=how["path"])
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         running = subprocess.Popen(start, env=how["env"], **pipes)
-        for _ in range(4):
+        for _ in range(3):
             last = checkpoints()
             wait_for(lambda: checkpoints() != last, running)
         time.sleep(draw.uniform(0, 0.05))
