@@ -505,9 +505,10 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
         env.reset()
         try:
-            env.render()
+            image = env.render()
         except Exception as error:  # every renderer fails in its own way
             raise Refused(f"error: --capture-video cannot render: {error!r}") from error
+        require(np.ndim(image) > 2, "--capture-video cannot render: it returned no image")
     env.close()
 
 

@@ -631,10 +631,11 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
         torch.compiler.reset()  # loads Triton, which crashes if OpenGL was loaded before it
         env.reset()
         try:
-            env.render()
+            image = env.render()
         except Exception as error:  # every renderer fails in its own way
             hint = "MuJoCo without a screen needs libegl1, or MUJOCO_GL=osmesa and libosmesa6"
             raise Refused(f"error: --capture-video cannot render: {error!r} ({hint})") from error
+        require(np.ndim(image) > 2, "--capture-video cannot render: it returned no image")
     env.close()
 
 

@@ -252,6 +252,13 @@ class BlindToo(Toy):
     render = gym.Env.render
 
 
+class BlindInSecret(Toy):
+    """Its picture is None."""
+
+    def render(self) -> None:
+        return None
+
+
 class Failing(Toy):
     """A file is missing in the third episode."""
 
@@ -291,7 +298,7 @@ class Spaces(gym.Env):
 
 
 def register() -> None:
-    for kind in (Infos, Seeds, Coin, Blind, BlindToo, Failing, Broken):
+    for kind in (Infos, Seeds, Coin, Blind, BlindToo, BlindInSecret, Failing, Broken):
         add(kind.__name__, kind)
     add("Steady", Toy)  # for runs that resume to the bit: episodes end with the rollouts
     add("Screen", Toy)  # for its one buffer

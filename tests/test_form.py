@@ -865,7 +865,7 @@ def test_videos_have_each_frame_as_it_was_drawn_and_are_bounded(script, monkeypa
 @each_text_of("make_env", "try_env", rows=OWN)
 def test_an_environment_that_cannot_be_filmed_is_refused_in_one_line(script):
     """And nothing is written."""
-    for name in ("Blind", "BlindToo"):
+    for name in ("Blind", "BlindToo", "BlindInSecret"):
         flags = flags_of(script, env_id=script.env(name), capture_video=True)
         assert "--capture-video" in message_of(script, *flags)
         assert not Path("runs").exists()
