@@ -37,7 +37,7 @@ from tables import (
     mistake_section,
     mistakes_section,
     number,
-    setups,
+    ran_on,
     study_section,
     summary_section,
     table,
@@ -60,7 +60,7 @@ first tenth of a run; seconds in all are those of the whole process, start and c
 def speed_section(folder: str = "speed", is_brief: bool = False) -> str:
     """One row for each measurement of two scripts in turns, in the order of pairs.csv."""
     pairs = pd.read_csv(HERE / "pairs.csv", dtype=str, keep_default_na=False)
-    rows, ran = [], []
+    rows = []
     for name, label in zip(pairs["name"], pairs["label"]):
         path = RESULTS / folder / f"{name}.csv"
         if not path.exists():
@@ -70,23 +70,20 @@ def speed_section(folder: str = "speed", is_brief: bool = False) -> str:
         ours, peer = median["steps_per_second"]
         each = data["ours_steps_per_second"] / data["peer_steps_per_second"]
         spread = f"{each.min():.2f} to {each.max():.2f}" if len(data) > 1 else "one pair"
-        where = [word for word in facts["hardware"].split(", ") if "NVIDIA" in word] or ["CPU"]
         row = [f"`{facts['ours'].replace(' --eval-episodes 0', '')}`", label, facts["env"]]
-        row += [where[0], str(len(data)), f"{ours / peer:.2f} ({spread})"]
+        row += [facts["hardware"], str(len(data)), f"{ours / peer:.2f} ({spread})"]
         rows.append([*row, *(f"{number(a)} / {number(b)}" for a, b in median.values())])
-        ran.append((facts["hardware"], facts["ours_versions"], f"commit {facts['commit']}"))
-        ran.append((facts["hardware"], facts["peer_versions"], facts["peer"].split()[0]))
     head = ["ours", "peer", "environment", "on", "pairs", "ours / peer (range)", *KEYS.values()]
     if is_brief:  # real pairs, without what differs little
         shown = [0, 1, 2, 5, 6]
         rows = [[row[i] for i in shown] for row in rows if int(row[4]) >= 5]
         return table([head[i] for i in shown], rows, left=3)
-    return "\n\n".join([table(head, rows, left=4), text(SPEED_RULE), setups(ran)])
+    return f"{table(head, rows, left=4)}\n\n{text(SPEED_RULE)}"
 
 
 def equal_section() -> str:
     """A row for each case of equal.py: how far apart the last weights are."""
-    rows, ran = [], []
+    rows, runs = [], []
     for path in sorted(RESULTS.glob("equal/*.csv")):
         facts, data = read_facts(path), read_curve(path)
         far = data[["from_first", "from_theirs", "from_changed"]].max()
@@ -94,10 +91,10 @@ def equal_section() -> str:
         row = [path.stem, f"`{Path(ours).name}`", facts["original"].replace(", ", " at ")]
         row += [facts["env"].split(":")[-1], facts["iterations"]]
         rows.append([*row, *(f"{x:.1e}" for x in far)])
-        ran.append((facts["hardware"], facts["versions"], f"commit {facts['commit']}"))
+        runs.append(facts)
     head = ["case", "ours", "original", "environment", "iterations", "weights move by up to"]
     head += ["end from theirs by up to", "ours with lambda 0.94 differs by"]
-    return f"{table(head, rows, left=4)}\n\n{setups(ran)}"
+    return f"{table(head, rows, left=4)}\n\n{ran_on(pd.DataFrame(runs))}"
 
 
 def suites_section() -> str:

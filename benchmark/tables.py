@@ -1,7 +1,6 @@
 """Markdown tables of the runs: returns, aggregates, what details and variants are worth."""
 
 import re
-from collections import Counter, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -124,17 +123,12 @@ def seeds_cell(counts: list[int], diverged: int) -> str:
     return f"{seeds}, {diverged} diverged" if diverged else seeds
 
 
-def setups(runs: list[tuple[str, str, str]]) -> str:
-    """What ran on what: many (hardware, versions, name), each pair of the first two once."""
-    groups = defaultdict(list)
-    for (hardware, versions, name), n in sorted(Counter(runs).items(), key=lambda x: (-x[1], x[0])):
-        groups[hardware, versions].append(f"{n} at {name}" if name.startswith("commit ") else name)
-    return " ".join(f"{'; '.join(key)}: {', '.join(names)}." for key, names in groups.items())
-
-
 def ran_on(runs: pd.DataFrame) -> str:
-    """Hardware, versions and commits of some runs."""
-    return setups(list(zip(runs["hardware"], runs["versions"], "commit " + runs["commit"])))
+    """The hardware and the commits of some runs; their files have the versions of packages."""
+    return " ".join(
+        f"{hardware}: commit {', '.join(group['commit'].unique())}."
+        for hardware, group in runs.groupby("hardware")
+    )
 
 
 # -- returns of a folder --
