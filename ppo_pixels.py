@@ -8,12 +8,13 @@
 
 Run:    uv run ppo_pixels.py --env-id CartPole-v1
 Watch:  uvx tensorboard --logdir runs
-Expect: a return of 320 (mean of three seeds) after 200,000 steps, up to 40 minutes on one core
+Expect: a return of 320 (mean of three seeds) after 200,000 steps of two frames each, in up to 40
+        minutes on one core
 Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [A07] number the details
         of "The 37 Implementation Details of PPO"; [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
-        An observation is K images of H x W pixels and C channels; A is the number of actions, or
-        of the components of one.
+        An observation is K images of H x W pixels and C channels; A is the number of Discrete
+        actions, or of the components of a Box action.
 """
 
 import ctypes
@@ -60,7 +61,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "CartPole-v1"  # id of the environment, or module:id
-    total_timesteps: int = 200_000  # environment steps in all, rounded down to whole batches
+    total_timesteps: int = 200_000  # steps in all, skipped frames not counted; whole batches
     learning_rate: float = 1e-3  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 32  # steps of each environment in a rollout
@@ -80,11 +81,11 @@ class Args:
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
     shared_network: bool = True  # one network for policy and value instead of two [A08]
-    render_as_observation: bool = True  # see what is rendered where observations are no images
-    frame_skip: int = 2  # steps of the environment for which an action is repeated
-    image_size: int = 48  # height and width to which larger images are reduced; 0: none [A05]
-    grayscale: bool = False  # turn images of three channels gray [A05]
-    frame_stack: int = 4  # last images that an observation holds [A07]
+    render_as_observation: bool = True  # observe the rendered picture if observations are no images
+    frame_skip: int = 2  # steps of the environment for each action, which is repeated
+    image_size: int = 48  # largest height and width; larger pictures shrink; 0: any size [A05]
+    grayscale: bool = False  # turn pictures of three channels gray [A05]
+    frame_stack: int = 4  # the number of most recent images in an observation [A07]
     norm_reward: bool = True  # divide rewards by the deviation of their discounted sum [M08]
     clip_reward: float = 10.0  # clip normalized rewards to this; 0 turns clipping off [M09]
     init_log_std: float = 0.0  # initial log standard deviation of a policy of Box actions [M02]
@@ -92,7 +93,7 @@ class Args:
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
-    env_backend: Literal["sync", "async"] = "sync"  # in this process, or in one each
+    env_backend: Literal["sync", "async"] = "sync"  # in this process, or in a process each
     compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
     checkpoint_seconds: int = 60  # seconds between checkpoints
@@ -118,6 +119,7 @@ def wrap_images(env: gym.Env, args: Args) -> gym.Env:
     if not is_image(env.observation_space):
         env = gym.wrappers.AddRenderObservation(env)
     shape = env.observation_space.shape
+    # What OpenCV can resize:
     is_picture = env.observation_space == gym.spaces.Box(0, 255, shape, np.uint8) and shape[2] <= 4
     size = tuple(min(length, args.image_size or length) for length in shape[:2])
     if is_picture and size != shape[:2]:
@@ -193,7 +195,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(512, A), 0.01, args)
         self.critic = layer_init(nn.Linear(512, 1), 1.0, args)
         if not self.is_discrete:
-            # [M02] one for all observations
+            # [M02] the same for all observations
             self.actor_logstd = nn.Parameter(torch.zeros(A) + args.init_log_std)
         self.scale = image_scale(obs_space)
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
@@ -325,7 +327,7 @@ def train(args: Args) -> dict:
     T, N = args.num_steps, args.num_envs
     dtype = torch.uint8 if obs_space.dtype == np.uint8 else torch.float32
     obs = torch.zeros(T + 1, N, *obs_space.shape, dtype=dtype, pin_memory=args.cuda).numpy()
-    actions = np.zeros((T, N, *action_space.shape), action_space.dtype)
+    actions = np.zeros((T, N, *action_space.shape), np.int64 if agent.is_discrete else np.float32)
     logprobs = np.zeros((T, N), np.float32)
     values = np.zeros((T + 1, N), np.float32)
     final_values = np.zeros((T, N), np.float32)  # of the last state of an episode cut off at t
@@ -371,7 +373,7 @@ def train(args: Args) -> dict:
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_logprobs = torch.from_numpy(logprobs).to(device).flatten(0, 1)
         values[T] = agent.get_value(b_obs[-N:])
-        next_values = np.where(dones, final_values, values[1:])  # a row on, or before a reset
+        next_values = np.where(dones, final_values, values[1:])  # a row on, or before the reset
         b_values = torch.from_numpy(values[:T]).to(device).flatten(0, 1)
         ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values[:T], next_values, ends, dones, args.gamma, args.gae_lambda)
@@ -463,7 +465,7 @@ def check_args(args: Args) -> None:
         require(value or name not in above_0.split(), f"{flag} must be above 0")
     for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
         require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
-    require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is no number")
+    require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is not finite")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -480,7 +482,7 @@ def check_args(args: Args) -> None:
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = find_spec("cv2") or not (args.image_size or args.grayscale)
-    require(found, "--image-size and --grayscale need pip install opencv-python-headless")
+    require(found, "--image-size and --grayscale need OpenCV (pip install opencv-python-headless)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
     require(found, "--cuda finds no GPU (try --no-cuda)")
 
@@ -541,10 +543,15 @@ def is_image(space: gym.Space) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (2, 3) and 0 not in space.shape
 
 
+def bound_of(space: gym.spaces.Box) -> float:
+    """The largest number, of any sign, that an image may have."""
+    return float(max(space.high.max(), -space.low.min()))
+
+
 def image_scale(space: gym.spaces.Box) -> float:
-    """The largest number in an image, for bytes 255; without bounds it is taken to be 1."""
-    largest = float(max(space.high.max(), -space.low.min()))
-    return largest if 0 < largest < 1e6 else 1.0
+    """What to divide an image by: the bound of its space, for bytes 255, or 1 if that is no use."""
+    bound = bound_of(space)
+    return bound if 0 < bound < 1e6 else 1.0
 
 
 class PlainEnv(gym.Wrapper):
@@ -556,9 +563,9 @@ class PlainEnv(gym.Wrapper):
         self.frame_skip, self.is_image = frame_skip, is_image(space)
         if self.is_image:
             self.shape = (*space.shape, 1)[:3]
-            self.channels = int(np.argmin(self.shape))  # the axis of the channels
-            shape = np.moveaxis(np.empty(self.shape, bool), self.channels, -1).shape
-            low, high = float(space.low.min()), float(space.high.max())
+            self.channel_axis = int(np.argmin(self.shape))
+            shape = np.moveaxis(np.empty(self.shape, bool), self.channel_axis, -1).shape
+            low, high = np.clip((space.low.min(), space.high.max()), -1e30, 1e30)  # for float32
             is_bytes = space.dtype.kind in "bui" and low >= 0 and high <= 255
             self.dtype = np.uint8 if is_bytes else np.float32
             self.observation_space = gym.spaces.Box(low, high, shape, self.dtype)
@@ -566,35 +573,33 @@ class PlainEnv(gym.Wrapper):
         if isinstance(actions, gym.spaces.Discrete):
             self.action_space = gym.spaces.Discrete(int(actions.n))  # counted from 0
             self.first_action = int(actions.start)
-        else:
-            low, high = actions.low.astype(np.float32), actions.high.astype(np.float32)
-            self.action_space = gym.spaces.Box(low, high)
 
     def reset(self, **kwargs):
         obs, _ = self.env.reset(**kwargs)
         return self.image(obs), {}
 
     def step(self, action):
-        total_reward = 0.0
-        for _ in range(self.frame_skip):
-            obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
+        total_reward, dtype = 0.0, self.env.action_space.dtype
+        for _ in range(self.frame_skip):  # an action of its own each time
+            given = np.add(action, self.first_action, dtype=dtype)
+            obs, reward, terminated, truncated, _ = self.env.step(given)
             total_reward += self.plain(reward, (), np.float64).item()
             if terminated or truncated:
                 break
         return self.image(obs), total_reward, bool(terminated), bool(truncated), {}
 
     def image(self, obs) -> np.ndarray:
-        """The image with its channels last; what is none does not matter, see wrap_images."""
+        """The image with its channels last; no image passes, to be replaced by wrap_images."""
         if not self.is_image:
             return obs
-        return np.moveaxis(self.plain(obs, self.shape, self.dtype), self.channels, -1)
+        return np.moveaxis(self.plain(obs, self.shape, self.dtype), self.channel_axis, -1)
 
     def plain(self, x, shape: tuple, dtype: type) -> np.ndarray:
         """A copy of what is a number or an array of this shape, up to axes of size 1."""
         given = np.asarray(x)
         x = given.astype(dtype)
         is_same = dtype != np.uint8 or given.dtype == dtype or (x == given).all()
-        require(is_same, f"the environment gave {given.dtype} where its space says bytes")
+        require(is_same, f"the environment gave {given.dtype} that are no bytes as in its space")
         if x.shape != shape:
             fits = x.squeeze().shape == tuple(size for size in shape if size != 1)
             require(fits, f"the environment gave the shape {x.shape} where {shape} is right")
@@ -652,7 +657,7 @@ def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> N
     hint = "(gymnasium.wrappers.TransformObservation picks one of its parts)"
     require(is_one, f"{args.env_id} observes {obs_space}, not an image {hint}")
     axes = len(obs_space.shape or ())
-    stacked = f"{axes} axes are no image; a stack of images is made here, by --frame-stack"
+    stacked = f"an image has two or three axes, not {axes}; --frame-stack does the stacking"
     require(axes < 4, f"{args.env_id} observes {obs_space}: {stacked}")
     if axes == 3 and is_image(obs_space):
         rows, columns, channels = obs_space.shape
@@ -662,7 +667,7 @@ def check_spaces(args: Args, obs_space: gym.Space, action_space: gym.Space) -> N
     if not isinstance(action_space, gym.spaces.Discrete):
         is_vector = isinstance(action_space, gym.spaces.Box) and len(action_space.shape) == 1
         is_vector = is_vector and np.issubdtype(action_space.dtype, np.floating)
-        kinds = "actions must be Discrete, or a Box of one axis of floats"
+        kinds = "actions must be Discrete, or a Box of floats with one axis"
         require(is_vector, f"{args.env_id} acts in {action_space}: {kinds}")
 
 
@@ -674,7 +679,8 @@ def try_rendering(env: gym.Env, why: str) -> None:
     except Exception as error:  # every renderer fails in its own way
         raise Refused(f"error: {why} cannot render: {error!r}") from error
     is_picture = image.ndim == 3 and image.dtype == np.uint8
-    require(is_picture, f"{why} cannot render: it gave {image.dtype} of the shape {image.shape}")
+    wrong = f"render() gave {image.dtype} of the shape {image.shape}, not a picture of bytes"
+    require(is_picture, f"{why} cannot render: {wrong}")
 
 
 def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
@@ -694,13 +700,13 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     env = make_env(args, args.capture_video)
     obs_space, (image, _) = env.observation_space, env.reset()
     K, H, W, C = obs_space.shape
-    scale = image_scale(obs_space)
+    scale, bound, largest = image_scale(obs_space), bound_of(obs_space), np.abs(image).max()
+    outside = f"an image has {largest:g} where its space ends at {bound:g}"
+    require(largest <= 1.01 * bound, f"{args.env_id}: {outside}")
     kind = "images" if env.get_wrapper_attr("is_image") else "rendered pictures"
-    seen = f"{K} {kind} of {H}x{W}x{C}, divided by {scale:g}"
-    print(f"the network sees {seen}; --frame-skip is {args.frame_skip}", flush=True)
-    is_bounded = np.abs(image).max() <= 1.01 * scale or not obs_space.is_bounded()
-    outside = f"an image has {np.abs(image).max():g} where its space ends at {scale:g}"
-    require(is_bounded, f"{args.env_id}: {outside}")
+    seen = f"{K} {kind} of {H}x{W}x{C}, divided by {scale:g}: the first has up to"
+    seen += f" {largest / scale:.2g}; --frame-skip is {args.frame_skip}"
+    print(f"the network sees {seen}", flush=True)
     if checkpoint:
         load_weights(Agent(obs_space, env.action_space, args), checkpoint)
     if args.capture_video:

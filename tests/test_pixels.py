@@ -31,6 +31,9 @@ envs.add("Nine", envs.Picture, space=Box(0, 255, (20, 20, 9), np.uint8))
 envs.add("Stacked", envs.Picture, space=Box(0, 255, (4, 40, 40, 3), np.uint8))
 bright = {"space": Box(0, 1, (8, 9, 3)), "gives": lambda image: 255 * image}
 envs.add("Bright", envs.Picture, **bright)
+far = {"space": Box(0, 2**31 - 1, (8, 9, 3), np.int32), "gives": lambda image: image // 2**24}
+envs.add("Far", envs.Picture, **far)
+envs.add("Farther", envs.Picture, space=Box(-1.7e308, 1.7e308, (8, 9, 3), np.float64))
 
 
 def made(env_id: str, **flags) -> gym.Env:
@@ -97,7 +100,7 @@ def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
     """Cast to bytes, fractions would be a black image; whole numbers of any type are right."""
     obs, _ = made("BytesAsFloatsDiscrete-v0", frame_stack=1).reset()
     assert obs.dtype == np.uint8 and obs.max() == 255
-    with pytest.raises(Refused, match="float64 where its space says bytes"):
+    with pytest.raises(Refused, match="float64 that are no bytes as in its space"):
         made("FractionsAsBytesDiscrete-v0").reset()
     with pytest.raises(Refused, match=r"the shape \(7, 9, 3\) where \(8, 9, 3\)"):
         made("AnotherShapeDiscrete-v0").reset()
@@ -106,15 +109,17 @@ def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
 def test_a_run_says_what_its_network_sees(capsys):
     """More channels than OpenCV reduces are left as they are."""
     for env_id, seen in {
-        "NineDiscrete-v0": "4 images of 20x20x9, divided by 255",
+        "NineDiscrete-v0": "4 images of 20x20x9, divided by 255: the first has up to 1; --frame-skip is 1",
         "CartPole-v1": "4 rendered pictures of 12x12x3",
+        "FarDiscrete-v0": "4 images of 8x9x3, divided by 1: the first has up to 1.3e+02",
+        "FartherDiscrete-v0": "4 images of 8x9x3, divided by 1: the first has up to 1e+03",
     }.items():
         train(PIXELS, env_id=env_id, total_timesteps=64)
         assert f"the network sees {seen}" in capsys.readouterr().out
 
 
 def test_stacks_of_images_and_wrong_bounds_are_refused():
-    with pytest.raises(Refused, match="4 axes are no image.*--frame-stack"):
+    with pytest.raises(Refused, match="two or three axes, not 4; --frame-stack"):
         train(PIXELS, env_id="StackedDiscrete-v0")
     with pytest.raises(Refused, match="an image has 255 where its space ends at 1"):
         train(PIXELS, env_id="BrightDiscrete-v0")
@@ -247,6 +252,17 @@ def test_box_actions_are_clipped_for_the_environment_alone(spy):
     assert max(actions.abs().max() for (_, _, actions), _ in evaluated) > 3
     with pytest.raises(AssertionError):
         train(PIXELS, **wide, total_timesteps=64, clip_actions=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_clipped_actions_are_of_the_space_whatever_its_type(dtype):
+    """The environment asserts it; float32 rounds the bounds of one to numbers outside."""
+    raw = gym.make(picture("colour").replace("Discrete", ""), disable_env_checker=True)
+    raw.unwrapped.action_space = Box(-0.1, 0.1, (2,), dtype)
+    env = ppo_pixels.wrap_images(raw, Args())
+    env.reset()
+    for action in ([-5, 5], [0.05, -0.05]):
+        env.step(np.float32(action))
 
 
 # -- processes --
