@@ -6,14 +6,13 @@
 # ///
 """PPO with a memory for Atari games: ppo_atari.py with the five LSTM details.
 
-Run:    uv run ppo_atari_lstm.py --env-id Breakout-v5
+Run:    uv run ppo_atari_lstm.py --env-id Pong-v5
 Watch:  uvx tensorboard --logdir runs
 Expect: a return of 20.5 in Pong after 10M steps (one seed, --bf16, 5 hours on two cores)
 Read:   ppo_lstm.py first, then beside ppo_atari.py, down to the line of "=" below `train`. [L01] to
-        [L05] are the LSTM details of "The 37 Implementation Details of PPO"; [S01] and [S02] are
-        ours.
+        [L05] are LSTM details of "The 37 Implementation Details of PPO"; [S01], [S02] are ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch holds all T steps
-        of n environments, of which the loss gets those that are no resets. An observation is C
+        of n environments; the loss leaves out those that only reset. An observation is C
         frames of 84 x 84 pixels, which become F = 512 features; an action is one of A. The memory
         is the LSTM's h and c in one tensor (2, n, H), with H = 128.
 Resets: the step after the end of an episode only resets the game, and is never trained on [S02].
@@ -87,7 +86,7 @@ class Args:
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
-    lstm: bool = True  # keep the memory from step to step; otherwise empty it before each
+    lstm: bool = True  # carry the memory from step to step, or empty it before every step
     noop_max: int = 30  # a game begins with 1 to noop_max no-op frames; 0: none [A01]
     frame_skip: int = 4  # frames for which an action is repeated [A02]
     episodic_life: bool = True  # a lost life ends the episode, but does not reset the game [A03]
@@ -266,13 +265,16 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.spaces.Box, action_space: gym.spaces.Discrete, args: Args):
         super().__init__()
-        conv1 = layer_init(nn.Conv2d(obs_space.shape[0], 32, 8, stride=4), 2**0.5, args)
-        conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2), 2**0.5, args)
-        conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1), 2**0.5, args)
-        linear = layer_init(nn.Linear(64 * 7 * 7, 512), 2**0.5, args)
-        convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
-        layers = [*convs, nn.Flatten(), linear, nn.ReLU()]
-        self.network = nn.Sequential(*layers)  # [A08] shared by policy and value
+
+        def nature_cnn() -> nn.Sequential:
+            conv1 = layer_init(nn.Conv2d(obs_space.shape[0], 32, 8, stride=4), 2**0.5, args)
+            conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2), 2**0.5, args)
+            conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1), 2**0.5, args)
+            linear = layer_init(nn.Linear(64 * 7 * 7, 512), 2**0.5, args)
+            convs = [conv1, nn.ReLU(), conv2, nn.ReLU(), conv3, nn.ReLU()]
+            return nn.Sequential(*convs, nn.Flatten(), linear, nn.ReLU())
+
+        self.network = nature_cnn()  # [A08] shared by policy and value
         self.lstm = nn.LSTM(512, 128)
         self.remembers = args.lstm
         if args.ortho_init:  # [L01] orthogonal weights of gain 1 and zero biases
@@ -284,7 +286,7 @@ class Agent(nn.Module):
         self.dtype = torch.bfloat16 if args.bf16 else torch.float32
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """Features (m, F) of any m observations (m, C, 84, 84) uint8, without memory."""
+        """Features (m, F) of m observations (m, C, 84, 84) uint8, each by itself."""
         x = obs.to(self.dtype, memory_format=torch.channels_last) / 255  # [A09] scale to [0, 1]
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(x).float()
@@ -292,30 +294,27 @@ class Agent(nn.Module):
     def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
         """Logits (T, n, A) and values (T, n) of T steps of n environments, and the memory after.
 
-        lstm_state: (2, n, H), the memory before the first of them. begins_anew: (T, n), 1 for the
-        first step of an episode, before which the memory becomes zero; on the CPU, so that no
-        cut waits for a GPU. The steps between two resets are one call of the LSTM:
+        lstm_state (2, n, H): the memory before the first of them. begins_anew (T, n): 1 for the
+        first step of an episode, before which the memory becomes zero. It is on the CPU, where
+        Python reads from it which steps lie between two resets: those are one call of the LSTM.
 
             step                           0  1  2  3  4
             begins_anew of environment 0   0  0  0  0  0
             begins_anew of environment 1   0  0  1  0  0
             calls of the LSTM              ----  -------
         """
-        T, n = obs.shape[:2]
-        if not self.remembers:  # every step is a first one: one step of T * n environments
-            obs = obs.flatten(0, 1)[None]
-            begins_anew = torch.ones(1, T * n)
-            lstm_state = lstm_state.repeat(1, T, 1)
+        if not self.remembers:  # every step is a first one
+            begins_anew = torch.ones_like(begins_anew)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
-        keeps = (1 - begins_anew).to(obs.device)[:, :, None]
+        keeps = (1 - begins_anew).to(obs.device)[:, :, None]  # (T, n, 1)
         cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
-            h, c = (lstm_state * keeps[start])[:, None]  # [L03] reset at the start of an episode
+            h, c = (lstm_state * keeps[start]).split(1)  # [L03] reset at the start of an episode
             outputs, (h, c) = self.lstm(features[start:end], (h, c))
             lstm_state = torch.cat((h, c))
             hidden.append(outputs)
-        hidden = torch.cat(hidden).view(T, n, -1)  # (T, n, H)
+        hidden = torch.cat(hidden)  # (T, n, H)
         return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
@@ -445,7 +444,7 @@ def train(args: Args) -> dict:
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
-        initial_lstm_state = lstm_state
+        initial_lstm_state = lstm_state  # no copy: nothing overwrites it
         obs[0], valid[0] = obs[T], valid[T]  # the last rollout ended there
         begins_anew[0] = begins_anew[T]
         for t in range(T):  # [C01] vectorized architecture
@@ -456,7 +455,7 @@ def train(args: Args) -> dict:
             obs[t + 1], rewards[t], terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             valid[t + 1] = dones[t] == 0  # [S02] the step after an end only resets
-            begins_anew[t + 1] = ~valid[t]  # the step after a reset
+            begins_anew[t + 1] = ~valid[t]  # an end at t - 1, a reset at t, an episode from t + 1
 
             global_step += N
             log.step(N)
@@ -469,7 +468,7 @@ def train(args: Args) -> dict:
 
         # -- advantages --
         b_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, ...): the LSTM needs the order
-        b_actions = torch.from_numpy(actions).to(device)  # (T, N), like all that follow
+        b_actions = torch.from_numpy(actions).to(device)  # (T, N)
         b_logprobs = torch.from_numpy(logprobs).to(device)
         b_begins_anew = torch.from_numpy(begins_anew)  # on the CPU, see Agent.forward
         with torch.no_grad():
@@ -489,7 +488,7 @@ def train(args: Args) -> dict:
             "advantages": b_advantages,
             "returns": b_advantages + b_values,
         }
-        b_valid = torch.from_numpy(valid[:T])  # on the CPU, as b_begins_anew
+        b_valid = torch.from_numpy(valid[:T])
         stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
             env_inds = torch.randperm(N)  # [L04] a minibatch holds whole environments, in order
@@ -949,7 +948,7 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
         while len(returns) < args.eval_episodes:
             obs, infos = envs.reset(seed=first_seed + len(returns))
             game_returns = np.array(infos["reward"], np.float64)
-            playing, valid = np.ones((2, N), bool)  # still in this game; no reset, as in train
+            playing, valid = np.ones((2, N), bool)  # in its game; no reset
             begins_anew = torch.ones(N)
             state = torch.zeros(2, N, agent.lstm.hidden_size, device=device)
             while playing.any():

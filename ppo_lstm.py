@@ -12,11 +12,12 @@ Expect: CartPole without velocities reaches a return of 500 after 500,000 steps,
 Read:   beside ppo.py, down to the line of "=" below `train`. [L01] to [L05] are the LSTM details
         of "The 37 Implementation Details of PPO"; [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch holds all T steps
-        of n environments. An observation has O numbers, which become F = 64 features; an action
-        is one of A. The memory is the LSTM's h and c in one tensor (2, n, H), with H = 128.
+        of n environments, and its arrays are (T, n), not (M,). An observation has O numbers, which
+        become F = 64 features; an action is one of A. The memory is the LSTM's h and c in one
+        tensor (2, n, H), with H = 128.
+Your task: policy and value share a network, and values reach 100 here; so --vf-coef is small, and
+        the value loss is not clipped. Where returns are about 1, begin with --vf-coef 0.5.
 Readers of CleanRL: begins_anew is CleanRL's dones; dones[t] says that step t ended an episode.
-        Policy and value share a network, and values reach 100 here: hence the tiny --vf-coef. With
-        rewards of another size try 0.5.
 """
 
 import json
@@ -79,7 +80,7 @@ class Args:
     anneal_clip: bool = False  # anneal clip_coef linearly to zero [X01]
     adam_eps: float = 1e-5  # epsilon of Adam [C03]
     ortho_init: bool = True  # orthogonal initial weights, or torch's default [C02]
-    lstm: bool = True  # keep the memory from step to step; otherwise empty it before each
+    lstm: bool = True  # carry the memory from step to step, or empty it before every step
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
@@ -101,14 +102,14 @@ class Args:
 
 # -- environment --
 def make_masked(env_id: str, velocities: list[int], **kwargs) -> gym.Env:
-    """The environment with zeros for velocities: an observation shows positions alone."""
+    """The environment with its velocities set to zero: an observation shows positions alone."""
     env = gym.make(env_id, disable_env_checker=True, **kwargs)
     seen = np.ones(env.observation_space.shape, np.float32)
     seen[velocities] = 0
     return gym.wrappers.TransformObservation(env, lambda obs: obs * seen, env.observation_space)
 
 
-# MaskedCartPole-v1 and so on; in other scripts --env-id ppo_lstm:MaskedCartPole-v1
+# MaskedCartPole-v1 and three more; other scripts take --env-id ppo_lstm:MaskedCartPole-v1
 for env_id, velocities in {
     "CartPole-v1": [1, 3],
     "MountainCar-v0": [1],
@@ -146,36 +147,33 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(128, 1), 1.0, args)
 
     def encode(self, obs: torch.Tensor) -> torch.Tensor:
-        """Features (m, F) of any m observations (m, O), without memory."""
+        """Features (m, F) of m observations (m, O), each by itself."""
         return self.network(obs)
 
     def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
         """Logits (T, n, A) and values (T, n) of T steps of n environments, and the memory after.
 
-        lstm_state: (2, n, H), the memory before the first of them. begins_anew: (T, n), 1 for the
-        first step of an episode, before which the memory becomes zero; on the CPU, so that no
-        cut waits for a GPU. The steps between two resets are one call of the LSTM:
+        lstm_state (2, n, H): the memory before the first of them. begins_anew (T, n): 1 for the
+        first step of an episode, before which the memory becomes zero. It is on the CPU, where
+        Python reads from it which steps lie between two resets: those are one call of the LSTM.
 
             step                           0  1  2  3  4
             begins_anew of environment 0   0  0  0  0  0
             begins_anew of environment 1   0  0  1  0  0
             calls of the LSTM              ----  -------
         """
-        T, n = obs.shape[:2]
-        if not self.remembers:  # every step is a first one: one step of T * n environments
-            obs = obs.flatten(0, 1)[None]
-            begins_anew = torch.ones(1, T * n)
-            lstm_state = lstm_state.repeat(1, T, 1)
+        if not self.remembers:  # every step is a first one
+            begins_anew = torch.ones_like(begins_anew)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
-        keeps = (1 - begins_anew).to(obs.device)[:, :, None]
+        keeps = (1 - begins_anew).to(obs.device)[:, :, None]  # (T, n, 1)
         cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
-            h, c = (lstm_state * keeps[start])[:, None]  # [L03] reset at the start of an episode
+            h, c = (lstm_state * keeps[start]).split(1)  # [L03] reset at the start of an episode
             outputs, (h, c) = self.lstm(features[start:end], (h, c))
             lstm_state = torch.cat((h, c))
             hidden.append(outputs)
-        hidden = torch.cat(hidden).view(T, n, -1)  # (T, n, H)
+        hidden = torch.cat(hidden)  # (T, n, H)
         return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
@@ -190,7 +188,8 @@ class Agent(nn.Module):
 
     def get_value(self, obs: torch.Tensor, lstm_state: torch.Tensor) -> torch.Tensor:
         """V (n,) of observations (n, O), given the memory (2, n, H) before each."""
-        return self(obs[None], torch.zeros(1, len(obs)), lstm_state)[1][0]
+        no_resets = torch.zeros(1, len(obs))  # what a step led to is still of its episode
+        return self(obs[None], no_resets, lstm_state)[1][0]
 
     def evaluate_actions(self, obs, actions, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
         """Log-probability, entropy and value, each (T, n), of T steps, see `forward`."""
@@ -303,7 +302,7 @@ def train(args: Args) -> dict:
         clip_coef = args.clip_coef * (frac if args.anneal_clip else 1)  # [X01] clip-range annealing
 
         # -- rollout --
-        initial_lstm_state = lstm_state
+        initial_lstm_state = lstm_state  # no copy: nothing overwrites it
         begins_anew[0] = begins_anew[T]  # where the last rollout ended
         for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
@@ -331,7 +330,7 @@ def train(args: Args) -> dict:
         b_obs = torch.from_numpy(obs).to(device)  # (T, N, O): the LSTM needs the order
         b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_next_lstm_states = torch.from_numpy(next_lstm_states).to(device).flatten(1, 2)
-        b_actions = torch.from_numpy(actions).to(device)  # (T, N), like all that follow
+        b_actions = torch.from_numpy(actions).to(device)  # (T, N)
         b_begins_anew = torch.from_numpy(begins_anew[:T])  # on the CPU, see Agent.forward
         with torch.no_grad():  # the weights are still the rollout's: one pass for all steps
             b_logprobs, _, b_values = agent.evaluate_actions(
@@ -548,7 +547,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        hint = "" if "Did you mean" in str(error) else " (Atari: ppo_atari_lstm.py)"
+        is_unknown = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        hint = " (Atari: ppo_atari_lstm.py)" if is_unknown else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")

@@ -344,7 +344,7 @@ ATARI_LSTM = replace(
     name="ppo_atari_lstm",
     parent="ppo_atari",
     whole_sequences=True,
-    details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = nn\.Sequential\(\*layers\)"},
+    details=ATARI_SCRIPT.details | LSTM | {"A08": r"self\.network = nature_cnn\(\)"},
     bad_values={"--num-envs 6 --num-minibatches 4": ["--num-minibatches (4)", "--num-envs (6)"]},
     different=changed(
         "Agent.forward, Agent.act, Agent.evaluate_actions, train: rollout, train: advantages, "

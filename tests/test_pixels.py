@@ -109,7 +109,7 @@ def test_what_is_no_byte_is_refused_where_the_space_says_bytes():
 def test_a_run_says_what_its_network_sees(capsys):
     """More channels than OpenCV reduces are left as they are."""
     for env_id, seen in {
-        "NineDiscrete-v0": "4 images of 20x20x9, divided by 255: the first has up to 1; --frame-skip is 1",
+        "NineDiscrete-v0": "4 images of 20x20x9, divided by 255: the first has up to 1; --frame",
         "CartPole-v1": "4 rendered pictures of 12x12x3",
         "FarDiscrete-v0": "4 images of 8x9x3, divided by 1: the first has up to 1.3e+02",
         "FartherDiscrete-v0": "4 images of 8x9x3, divided by 1: the first has up to 1e+03",
