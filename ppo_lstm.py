@@ -547,7 +547,7 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        is_unknown = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
         hint = " (Atari: ppo_atari_lstm.py)" if is_unknown else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:

@@ -87,7 +87,8 @@ class Run:
 # -- what a run has learned from: its arguments, its script --
 def load(script: Path) -> ModuleType:
     """A script as a module: importing it starts nothing."""
-    spec = importlib.util.spec_from_file_location(script.stem, script)
+    name = f"run_{script.stem}"  # the script itself may have been imported, too
+    spec = importlib.util.spec_from_file_location(name, script)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
     spec.loader.exec_module(module)
