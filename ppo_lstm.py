@@ -7,7 +7,7 @@
 
 Run:    uv run ppo_lstm.py
 Watch:  uvx tensorboard --logdir runs
-Expect: CartPole without velocities reaches a return of 500 after 500,000 steps, in two to four
+Expect: CartPole without velocities reaches a return of 500 after 500,000 steps, in one to four
         minutes on one core; with --no-lstm it stays at 50
 Read:   beside ppo.py, down to the line of "=" below `train`. [L01] to [L05] are the LSTM details
         of "The 37 Implementation Details of PPO"; [S01] is ours.

@@ -183,6 +183,7 @@ def time_cell(runs: pd.DataFrame) -> str:
     """How long a run took, and on what: its cores, or its GPU."""
     minutes = runs["seconds"].median() / 60
     time = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
+    time = "a minute" if time == "1 minutes" else time
     recipes = results.read_recipes().query("experiment == @runs['exp'].iloc[0]")
     if recipes["cores"].iloc[0] == "one":
         return f"{time}, one core"
