@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11,<3.13"
-# dependencies = ["torch>=2.11", "gymnasium>=1.2.1", "procgen-mirror>=0.10.7", "numpy>=1.26",
-#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
+# dependencies = ["torch>=2.11", "gymnasium>=1.4", "procgen-mirror>=0.10.7", "numpy>=1.26",
+#                 "tensorboard>=2.18", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # [tool.uv]
 # # Procgen asks for older ones and runs on these
 # override-dependencies = ["gym==0.26.2", "numpy>=2", "glfw>=2.10", "imageio-ffmpeg>=0.5"]

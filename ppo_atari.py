@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium>=1.2.1", "ale-py>=0.12", "envpool>=1.2", "numpy>=1.26",
-#                 "opencv-python-headless>=4.9", "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0",
+# dependencies = ["torch>=2.11", "gymnasium>=1.4", "ale-py>=0.12", "envpool>=1.2.5", "numpy>=1.26",
+#                 "opencv-python-headless>=4.11", "tensorboard>=2.18", "tqdm>=4.66", "tyro>=1.0",
 #                 "moviepy>=2.1"]
 # ///
 """PPO for Atari games: ppo.py with the nine Atari details, on EnvPool or on readable wrappers.

@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.2.1", "numpy>=1.26",
-#                 "tensorboard>=2.16", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
+# dependencies = ["torch>=2.11", "gymnasium[box2d,classic-control]>=1.4", "numpy>=1.26",
+#                 "tensorboard>=2.18", "tqdm>=4.66", "tyro>=1.0", "moviepy>=2.1"]
 # ///
 """PPO with a memory: ppo.py with the five LSTM details.
 
