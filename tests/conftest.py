@@ -8,7 +8,6 @@ from contextlib import chdir
 from dataclasses import fields
 from functools import lru_cache, partial
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -190,8 +189,6 @@ def run_atari(runner):
 @pytest.fixture
 def run_procgen(runner):
     """`run_procgen(script, **changes)`"""
-    if find_spec("procgen") is None:
-        pytest.skip("procgen-mirror is not installed")
     return lambda script, **changes: runner(script)(**changes)
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import envs
@@ -15,12 +16,16 @@ import torch
 from registry import SCRIPTS, Script
 from watch import Killed, one_layer_agent
 
-
 # -- which scripts a test is for --
+HAS_PROCGEN = find_spec("procgen") is not None  # it has no wheels for Python 3.13
+needs_procgen = pytest.mark.skipif(not HAS_PROCGEN, reason="procgen-mirror is not installed")
+
+
 def some(rows):
     """These."""
-    rows = {row.name: row for row in rows}
-    return pytest.mark.parametrize("script", rows.values(), ids=rows)
+    mark = {"ppo_procgen": needs_procgen, "ppg_procgen": needs_procgen}
+    rows = [pytest.param(row, id=row.name, marks=mark.get(row.name, ())) for row in rows]
+    return pytest.mark.parametrize("script", rows)
 
 
 def each_text_of(*names: str, rows: dict = SCRIPTS, lines: str | None = None, detail: str = ""):

@@ -15,14 +15,13 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from harness import flag_of
+from harness import HAS_PROCGEN, flag_of, needs_procgen
 from registry import GAMES, ROOT, SCRIPTS, pages
 from watch import (
     Killed,
@@ -46,8 +45,6 @@ CASES = {"multigpu_atari": GAMES | {"num_envs": 4, "update_epochs": 3, "norm_adv
 CASES["multigpu_atari"] |= {"total_timesteps": 512}
 CASES["multigpu_ppg"] = SCRIPTS["ppg_procgen"].tiny | {"num_envs": 4, "total_timesteps": 512}
 CASES["multigpu_ppg"] |= {"e_policy": 3, "e_auxiliary": 2, "norm_adv": False}
-PROCGEN = find_spec("procgen") is not None
-needs_procgen = pytest.mark.skipif(not PROCGEN, reason="procgen-mirror is not installed")
 PPG = pytest.param("multigpu_ppg", marks=needs_procgen)
 all_cases = pytest.mark.parametrize("name", ["multigpu_atari", PPG])
 ppg_alone = pytest.mark.parametrize("name", [PPG])
@@ -358,7 +355,7 @@ def test_documented_commands_make_the_script_and_run_it(command):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    names = [name for name in CASES if PROCGEN or name != "multigpu_ppg"]
+    names = [name for name in CASES if HAS_PROCGEN or name != "multigpu_ppg"]
     torch.save({name: record(name) for name in names}, f"{os.environ['RANK']}.pt")
     dist.destroy_process_group()
     threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]

@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -22,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import one_layer, tiny
-from harness import killed, resume
+from harness import killed, needs_procgen, resume
 from registry import OPENAI, SCRIPTS, pages
 from torch.distributions import Categorical, kl_divergence
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -33,8 +32,7 @@ import ppo_procgen as ppo
 
 NAMES = ["ppo_procgen", "ppg_procgen"]
 scripts = pytest.mark.parametrize("script", [ppo, ppg], ids=NAMES)
-MISSING = find_spec("procgen") is None
-pytestmark = pytest.mark.skipif(MISSING, reason="procgen-mirror is not installed")
+pytestmark = needs_procgen
 
 
 def documented_flags(words: str) -> list[str]:

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from harness import HAS_PROCGEN
 from registry import ROOT, SCRIPTS, TINY
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, episodes_of, flat, scalars_of
@@ -37,6 +38,8 @@ def variant(tmp_path):
     """`variant(name)`: the patched script as a module; `train(**changes)` runs it for a moment."""
 
     def make(name: str):
+        if "procgen" in patches.original_of(PATCHES[name]) and not HAS_PROCGEN:
+            pytest.skip("procgen-mirror is not installed")
         module = load(patches.patched(PATCHES[name], tmp_path / "patched"))
         tiny = SCRIPTS[patches.original_of(PATCHES[name]).removesuffix(".py")].tiny
 
