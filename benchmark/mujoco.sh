@@ -5,6 +5,7 @@
 #   bash benchmark/mujoco.sh tuned        one set of flags for all tasks
 #   bash benchmark/mujoco.sh published    default without bootstrapping at time limits, as CleanRL has it
 #   bash benchmark/mujoco.sh strong       tuned without its last two flags
+#   bash benchmark/mujoco.sh trpo         trpo_continuous_mujoco.py on Hopper, with the flags of TRPO+
 #   bash benchmark/mujoco.sh pendulum     five more seeds of tuned on InvertedPendulum, and two changes that may help
 # --dry-run prints the commands; run.py has the variables (ENVS, SEEDS, STEPS, SUFFIX, WORKERS, ...).
 set -euo pipefail
