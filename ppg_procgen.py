@@ -10,14 +10,14 @@
 
 Run:    uv run ppg_procgen.py --env-id starpilot
 Watch:  uvx tensorboard --logdir runs
-Expect: on starpilot a return of 26.8 after 4.2M steps with --bf16 (one seed); published after 25M
-        steps: 34 and 35 (CleanRL), 41 and 42 (OpenAI, with --arch shared)
+Expect: on starpilot a return of 26.8 after 4.2M steps with --bf16 (one seed); after 25M CleanRL
+        reports 35 +- 14 for its script, 42 +- 10 for OpenAI's code with --arch shared
 Read:   beside ppo_procgen.py, down to the line of "=" below `train`. [P01] to [P10] are the details
         of PPG (arXiv:2009.04416, openai/phasic-policy-gradient), the others are as in its parent.
         The defaults are CleanRL's; docs/procgen.md has OpenAI's.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
-        An observation is 64 x 64 pixels of 3 colors, an action is one of A = 15. An auxiliary phase
-        has R rollouts, here of T steps of one environment.
+        An observation is 64 x 64 pixels of 3 colors, an action is one of A = 15. For the
+        auxiliary phase a batch is cut into rollouts of one environment each; a phase has R of them.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class Args:
     num_minibatches: int = 8  # minibatches per epoch [C06]
     e_policy: int = 1  # passes over each rollout, for policy and value together [P03]
     norm_adv: bool = False  # normalize advantages in each minibatch [C07]
-    adv_norm_fullbatch: bool = True  # normalize advantages in each rollout [P06]
+    adv_norm_fullbatch: bool = True  # normalize advantages over the whole batch [P06]
     clip_coef: float = 0.2  # clip range of the probability ratio [C08] and of the value [C09]
     clip_vloss: bool = True  # clip the value loss [C09]
     ent_coef: float = 0.01  # coefficient of the entropy bonus [C10]
@@ -182,7 +182,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, init: str):
         super().__init__()
-        std = 6**-0.25  # a block scales by 6**-0.5: the six add a variance of 1, without ReLUs
+        std = 6**-0.25  # both scale by 6**-0.5, so six blocks add a variance of 1 (ignoring ReLUs)
         self.conv0 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
         self.conv1 = layer_init(nn.Conv2d(channels, channels, 3, padding=1), std, init)
 
@@ -219,8 +219,9 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = self.network(x)
             value_hidden = self.value_network(x) if self.value_network else hidden
+        # In both phases, as in OpenAI's code; in the paper in the policy phase alone
         if self.detach:  # [P02] the value does not train the policy's features
-            value_hidden = value_hidden.detach()  # in both phases; the paper: in the policy phase
+            value_hidden = value_hidden.detach()
         value = self.critic(value_hidden.float()).squeeze(-1)
         return self.actor(hidden.float()), value, hidden.float()
 
@@ -295,8 +296,8 @@ def aux_loss(agent: Agent, mb: dict, args: Args):
     targets of the value in the policy phase.
     """
     logits, value, features = agent(mb["obs"])
-    # Not in `forward`: if compiled, it gives a head outside the loss a gradient of 0, not None, and
-    # Adam would move the head by its momentum in the policy phase
+    # The head is applied here: a compiled `forward` would give it a gradient of 0, not None, in the
+    # policy phase, and Adam would move it by its momentum
     aux_value = agent.aux_critic(features).squeeze(-1)
     old_logprobs, logprobs = mb["logits"].log_softmax(-1), logits.log_softmax(-1)
     kl_loss = (old_logprobs.exp() * (old_logprobs - logprobs)).sum(-1).mean()  # KL(old || new)
@@ -454,7 +455,7 @@ def train(args: Args) -> dict:
             centered = b_advantages - b_advantages.mean()
             batch["advantages"] = centered / (centered.std(correction=0) + 1e-8)
         stats = []  # of each minibatch
-        for epoch in range(args.e_policy):  # [P03] policy phase: n_iteration times this update
+        for epoch in range(args.e_policy):  # [P03] a policy phase: n_iteration such updates
             b_inds = torch.randperm(args.batch_size).to(device)
             if args.env_minibatches:  # step t of environment n is sample t * N + n
                 b_inds = (torch.randperm(N)[:, None] + N * torch.arange(T)).flatten().to(device)
@@ -475,19 +476,19 @@ def train(args: Args) -> dict:
                     break
 
         # -- auxiliary phase --
-        log.update_ended()
         phase, place = divmod(iteration - 1, args.n_iteration)  # number of the phase, place in it
         skipped = args.skip_aux_every and (phase + 1) % args.skip_aux_every == 0
         if not skipped:  # keep these N rollouts for the end of the phase
             rows = slice(place * N, (place + 1) * N)
             stored_obs(args, run_dir)[rows] = obs[:T].swapaxes(0, 1)
             phase_returns[rows] = batch["returns"].view(T, N).T
+        log.update_ended()
         if args.ends_phase(iteration) and not skipped:
             R = (place + 1) * N
             phase_logits = torch.zeros(R, T, action_space.n, device=device)
-            with torch.no_grad():  # of the policy as it is now: it shall stay the same
+            with torch.no_grad():  # of the policy before the phase, which the KL holds it to
                 for r in log.progress(range(R), "policy before the auxiliary phase"):
-                    rollout = torch.from_numpy(stored_obs(args, run_dir)[r]).to(device)
+                    rollout = torch.from_numpy(stored_obs(args, run_dir)[r].copy()).to(device)
                     for start in range(0, T, micro_batch_size):
                         part = slice(start, start + micro_batch_size)
                         phase_logits[r, part] = agent(rollout[part])[0]
@@ -512,8 +513,8 @@ def train(args: Args) -> dict:
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
-        # One before an iteration that ends a phase: a kill in the auxiliary phase costs no more.
-        # And one after it: the next iteration overwrites the first rollouts.
+        # Before the iteration that ends a phase, so that a kill in the auxiliary phase costs only
+        # those two. And after it, since the next iteration overwrites the rollouts.
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or log.checkpoint_is_due(iteration):
             if not skipped:
@@ -631,7 +632,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
-    longer = "" if annealed else ", more --total-timesteps go on with it"
+    longer = "" if annealed or rest else ", more --total-timesteps go on with it"
     require(not is_finished, f"this run is finished: --evaluate plays it{longer}")
 
 
