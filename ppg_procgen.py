@@ -104,7 +104,7 @@ class Args:
     start_level: int = 0  # first level to train on
 
     # -- run --
-    env_threads: int = 4  # threads that step the games; 0: none of their own
+    env_threads: int = 4  # threads that step the games; 0: the main one
     compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
     bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, a policy minibatch on a GPU
@@ -336,7 +336,7 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()  # page faults would cost a sixth of an update
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -385,7 +385,7 @@ def train(args: Args) -> dict:
     values = np.zeros((T + 1, N), np.float32)
     rewards = np.zeros((T, N), np.float32)
     discounted_returns = np.zeros((T, N))  # sums of past rewards, for the reward normalizer
-    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step
+    dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
     # Returns of a policy phase's rollouts; their observations are a file, see stored_obs
     phase_returns = torch.zeros(args.phase_rollouts, T, device=device)
 
@@ -596,7 +596,7 @@ def check_args(args: Args) -> None:
         value = getattr(args, name)
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
-    require(limited, f"--eval-levels unseen, --start-level ({args.start_level}) need --num-levels")
+    require(limited, f"--start-level ({args.start_level}), --eval-levels unseen: give --num-levels")
     check_game(args.env_id)
     found = not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
@@ -649,7 +649,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -690,7 +690,7 @@ class Procgen(gym.vector.VectorEnv):
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
 
     def reset(self, *, seed=None, options=None):
-        """The first observations: the games began, with their seed, when they were made."""
+        """What the games show. Their seed they got when they were made, which began them."""
         return self.games.observe()[1]["rgb"], {}
 
     def step(self, actions):
@@ -717,7 +717,7 @@ def film(envs: Procgen, args: Args, video_dir: Path) -> gym.vector.VectorEnv:
 
 
 def try_env(args: Args, checkpoint: dict | None) -> None:
-    """Refuse weights that do not fit the game, before anything is written."""
+    """Refuse a game that cannot be made, or weights for another, before anything is written."""
     env = Procgen(replace(args, num_envs=1), 0)
     if checkpoint:
         agent = Agent(env.single_observation_space, env.single_action_space, args)
@@ -770,7 +770,7 @@ def stored_obs(args: Args, run_dir: Path) -> np.memmap:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
+    """Let glibc keep freed memory: giving it back costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
@@ -780,7 +780,6 @@ def keep_freed_memory() -> None:
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -805,7 +804,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -947,7 +946,7 @@ def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
-    packages = ("torch", "gymnasium", "numpy", "procgen-mirror")
+    packages = ["torch", "gymnasium", "numpy", "procgen-mirror"]
     return {
         "args": plain_args(args),
         "command": shlex.join(sys.argv),
@@ -1058,8 +1057,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

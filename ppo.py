@@ -357,8 +357,9 @@ def check_args(args: Args) -> None:
         flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
-    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    for name in ("gamma", "gae_lambda"):
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -414,7 +415,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -527,7 +528,7 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -659,7 +660,7 @@ def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
-    packages = ("torch", "gymnasium", "numpy")
+    packages = ["torch", "gymnasium", "numpy"]
     return {
         "args": plain_args(args),
         "command": shlex.join(sys.argv),
@@ -746,8 +747,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

@@ -94,9 +94,9 @@ class Args:
     clip_reward: bool = True  # train on the sign of the reward [A06]
     frame_stack: int = 1  # last frames that an observation holds; the LSTM remembers more [A07]
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
-    repeat_action_probability: float = 0.0  # sticky actions; 0 whatever the name of the game
+    repeat_action_probability: float = 0.0  # of sticky actions; 0 for every name of a game
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
-    max_episode_steps: int = 27_000  # a game is cut off after this: half an hour at --frame-skip 4
+    max_episode_steps: int = 27_000  # then a game is cut off: half an hour at --frame-skip 4
 
     # -- run --
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or readable and with videos
@@ -220,12 +220,16 @@ def wrap_game(env: gym.Env, args: Args, video_dir: Path | None = None) -> gym.En
     env = gym.wrappers.TransformObservation(env, warp_frame, gray)
     if args.clip_reward:
         env = gym.wrappers.TransformReward(env, np.sign)  # [A06] reward clipping
-    stack = gym.wrappers.FrameStackObservation  # oldest frame first; black before a reset
+    stack = gym.wrappers.FrameStackObservation  # oldest frame first; black at the start
     return stack(env, args.frame_stack, padding_type="zero")  # [A07] frame stacking
 
 
 def make_envpool(args: Args, seed: int) -> gym.vector.VectorEnv:
-    """EnvPool's form of these wrappers, in C++ threads (docs/games.md says how it differs)."""
+    """EnvPool's form of these wrappers, in C++ threads.
+
+    After a lost life it plays up to 30 frames of doing nothing and FIRE, not one step of each, and
+    their rewards are lost. docs/games.md says what else differs.
+    """
     import envpool
 
     warnings.filterwarnings("ignore", "EnvPool seeds are fixed")
@@ -389,7 +393,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()  # page faults would cost a sixth of an update
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -434,7 +438,7 @@ def train(args: Args) -> dict:
     global_step = (start_iteration - 1) * args.batch_size
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
     obs[T], infos = envs.reset(seed=first_seed)
-    episodic_return += infos["reward"]  # FIRE and no-ops may score
+    episodic_return += infos["reward"]  # FIRE may score (not with EnvPool)
     lstm_state = torch.zeros(2, N, H, device=device)  # [L02] the memory starts at zero
     log = Log(args, run_dir, checkpoint)
     for iteration in range(start_iteration, args.num_iterations + 1):
@@ -641,7 +645,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -686,7 +690,7 @@ def film(env: gym.Env, args: Args, video_dir: Path) -> gym.Env:
 
 
 def try_env(args: Args, checkpoint: dict | None) -> None:
-    """Refuse weights that do not fit the game, before anything is written."""
+    """Refuse a game that cannot be made, or weights for another, before anything is written."""
     env = make_env(args)
     if checkpoint:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
@@ -696,8 +700,8 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
 def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> gym.vector.VectorEnv:
     """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
 
-    infos: "reward" is the reward before [A06], "terminated" says that the whole game is over. The
-    wrappers above count the frames that a reset plays, EnvPool does not.
+    infos: "reward" is the reward before [A06] (of a reset: what FIRE scored, 0 with EnvPool),
+    "terminated" says that the whole game is over.
     """
     if args.env_backend == "envpool":
         return make_envpool(args, seed)
@@ -709,7 +713,7 @@ def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> g
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
+    """Let glibc keep freed memory: giving it back costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
@@ -719,7 +723,6 @@ def keep_freed_memory() -> None:
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -744,7 +747,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -978,8 +981,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

@@ -13,7 +13,7 @@ Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [M06]
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
         An observation has O numbers, an action has A; the networks have P parameters.
 Fast:   Three things here are for speed alone. `numpy_act` repeats `Agent.act` in NumPy, which is
-        five times as fast for one observation. The weights are views of one vector, for Adam. And
+        much faster for one observation. The weights are views of one vector, for Adam. And
         `loss_and_grad` is one compiled graph.
 """
 
@@ -317,7 +317,10 @@ def train(args: Args) -> dict:
         eps=args.adam_eps,  # [C03] Adam's epsilon
         fused=True,  # one kernel: faster
     )
-    update = compiled(loss_and_grad, device) if args.compile else loss_and_grad
+    update = loss_and_grad
+    if args.compile:
+        torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad is in the graph
+        update = compiled(loss_and_grad, device)
     obs_rms = RunningMeanStd(np.zeros(obs_space.shape), np.ones(obs_space.shape))
     return_rms = RunningMeanStd(np.zeros(()), np.ones(()))  # of the discounted sum of past rewards
     if initial:
@@ -469,8 +472,9 @@ def check_args(args: Args) -> None:
         flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
-    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    for name in ("gamma", "gae_lambda"):
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is no number")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
@@ -530,7 +534,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -708,7 +712,6 @@ def numpy_act(agent: Agent, obs: np.ndarray, num_steps: int):
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -733,7 +736,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -865,7 +868,7 @@ def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
-    packages = ("torch", "gymnasium", "mujoco", "numpy")
+    packages = ["torch", "gymnasium", "mujoco", "numpy"]
     return {
         "args": plain_args(args),
         "command": shlex.join(sys.argv),
@@ -965,8 +968,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

@@ -10,7 +10,7 @@
 
 Run:    uv run ppo_microrts.py --env-id MicrortsMining-v1
 Watch:  uvx tensorboard --logdir runs
-Expect: a return of 40 from 0.1M steps on; 2M take 9 to 55 minutes on one core (three seeds)
+Expect: a return of 40 from 0.1M steps on; 2M take 13 to 22 minutes on one core (three seeds)
 Read:   beside ppo_multidiscrete.py, down to the line of "=" below `train`; what is plumbing ends
         with MicroRTS. Tags such as [D01] are those of ppo.py and ppo_multidiscrete.py.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
@@ -416,14 +416,16 @@ def check_args(args: Args) -> None:
     above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
     above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
     above_0 += " discretize_actions"
-    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes frame_skip"
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
+    at_least_0 += " frame_skip"
     for name in f"{above_0} {at_least_0}".split():
         value = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
-    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    for name in ("gamma", "gae_lambda"):
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -497,7 +499,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -746,7 +748,6 @@ def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEn
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -771,7 +772,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -1201,8 +1202,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

@@ -291,7 +291,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
     check_args(args)
-    keep_freed_memory()  # page faults would cost a sixth of an update
+    keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
     torch.backends.cudnn.benchmark = not args.torch_deterministic  # use the fastest kernels
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -456,15 +456,16 @@ def check_args(args: Args) -> None:
     above_0 = "total_timesteps learning_rate num_envs num_steps num_minibatches update_epochs"
     above_0 += " clip_coef adam_eps" + ("" if args.target_kl is None else " target_kl")
     above_0 += " frame_skip frame_stack"
-    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes image_size"
-    at_least_0 += " clip_reward"
+    at_least_0 = "seed ent_coef vf_coef max_grad_norm checkpoint_seconds eval_episodes"
+    at_least_0 += " image_size clip_reward"
     for name in f"{above_0} {at_least_0}".split():
         value = getattr(args, name)
         flag = f"--{name.replace('_', '-')}"
         require(0 <= value < math.inf, f"{flag} ({value}) must not be below 0, nor infinite")
         require(value or name not in above_0.split(), f"{flag} must be above 0")
-    for flag, value in {"--gamma": args.gamma, "--gae-lambda": args.gae_lambda}.items():
-        require(0 <= value <= 1, f"{flag} ({value}) must be between 0 and 1")
+    for name in ("gamma", "gae_lambda"):
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
     require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is not finite")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
@@ -527,7 +528,7 @@ def new_run_dir(args: Args) -> Path:
 
 
 def env_seed(args: Args, iteration: int = 1) -> int:
-    """The seed of environment 0; environment n has this + n. Runs with other --seeds share none."""
+    """The seed of environment 0, from which all others follow; other --seeds are far from it."""
     return (1_000_003 * args.seed + (iteration - 1) * args.num_envs) % 2**31
 
 
@@ -734,7 +735,7 @@ def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEn
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse freed memory: returned, it costs a sixth of an update in page faults."""
+    """Let glibc keep freed memory: giving it back costs a sixth of an update in page faults."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, 32 * 2**20)  # M_MMAP_THRESHOLD, in bytes, at its largest
@@ -744,7 +745,6 @@ def keep_freed_memory() -> None:
 def compiled(function, device: torch.device):
     """The function as one graph, made in its first call; if that fails, the function itself."""
     torch.compiler.reset()  # torch keeps 8 graphs of a function: forget those of earlier runs
-    torch._dynamo.config.trace_autograd_ops = True  # torch.autograd.grad may be in the graph
     options = {"triton.cudagraphs": True} if device.type == "cuda" else {"cpp_wrapper": True}
     graph = torch.compile(function, fullgraph=True, dynamic=False, options=options)
     print("compiling takes up to a minute (--no-compile skips this)", flush=True)
@@ -769,7 +769,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # what Ctrl-C names
+    newest: "Log | None" = None  # the one that Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -901,7 +901,7 @@ def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
-    packages = ("torch", "gymnasium", "numpy")
+    packages = ["torch", "gymnasium", "numpy"]
     return {
         "args": plain_args(args),
         "command": shlex.join(sys.argv),
@@ -999,8 +999,10 @@ def main() -> None:
         else:
             train(args)
     except KeyboardInterrupt:
-        run_dir = Log.newest.run_dir if Log.newest else Path()
-        if not (run_dir / "checkpoint.pt").exists():
+        if args.evaluate:
+            sys.exit("stopped")
+        run_dir = Log.newest.run_dir if Log.newest else args.resume
+        if not (run_dir and Path(run_dir, "checkpoint.pt").exists()):
             sys.exit("stopped before the first checkpoint: start again")
         iteration = load_checkpoint(run_dir)["iteration"]
         if iteration == args.num_iterations:

@@ -280,8 +280,8 @@ def test_checkpoints_come_after_the_first_iteration_and_as_asked(
 
 @each_text_of("main", "save_checkpoint")
 def test_ctrl_c_says_how_to_go_on(script):
-    def said(name: str, nth: int) -> str:
-        """At the n-th call of this function."""
+    def said(name: str, nth: int, *flags: str) -> str:
+        """At the n-th call of this function, in a process that has just begun."""
         original, calls = getattr(script.module, name), count(1)
 
         def interrupted(*inputs):
@@ -289,9 +289,10 @@ def test_ctrl_c_says_how_to_go_on(script):
                 raise KeyboardInterrupt
             return original(*inputs)
 
-        flags = flags_of(script, eval_episodes=1)
+        flags = flags or flags_of(script, eval_episodes=1)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
             patch.setattr(script.module, name, interrupted)
+            patch.setattr(script.module.Log, "newest", None)
             patch.setattr(sys, "argv", [script.path.name, *flags])
             script.module.main()
         return stop.value.code
@@ -301,8 +302,13 @@ def test_ctrl_c_says_how_to_go_on(script):
     assert lacks(message, ["no checkpoint", str(the_run())]) == []
     shutil.rmtree("runs")
     step = script.tiny["num_envs"] * script.tiny["num_steps"]
-    assert said("gae", 2) == f"stopped; --resume {the_run()} goes on from step {step}"
-    script.module.load_checkpoint(the_run())
+    stopped = said("gae", 2)
+    run_dir = str(the_run())
+    assert stopped == f"stopped; --resume {run_dir} goes on from step {step}"
+    script.module.load_checkpoint(run_dir)
+    assert said("check_runs", 1, "--resume", run_dir) == stopped
+    assert said("load_weights", 1, "--evaluate", run_dir) == "stopped"
+    shutil.rmtree("runs")
     assert said("evaluate", 1).startswith("stopped; training is finished, and --evaluate runs/")
 
 
