@@ -184,8 +184,7 @@ def time_cell(runs: pd.DataFrame) -> str:
     minutes = runs["seconds"].median() / 60
     time = f"{minutes:.0f} minutes" if minutes < 90 else f"{minutes / 60:.1f} hours"
     time = "a minute" if time == "1 minutes" else time
-    recipes = results.read_recipes().query("experiment == @runs['exp'].iloc[0]")
-    if recipes["cores"].iloc[0] == "one":
+    if runs["threads"].eq("1").all():
         return f"{time}, one core"
     parts = runs["hardware"].iloc[0].split("; then ")
     return f"{time}, {', then '.join(part.rsplit(', ', 1)[-1] for part in parts)}"
