@@ -441,7 +441,8 @@ class PlainEnv(gym.Wrapper):
         return self.plain(obs, self.observation_space.shape), {}
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
+        action = self.env.action_space.dtype.type(action + self.first_action)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
         obs = self.plain(obs, self.observation_space.shape)
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
 
@@ -475,7 +476,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+        hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
+        raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own

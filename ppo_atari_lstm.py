@@ -295,23 +295,23 @@ class Agent(nn.Module):
         with torch.autocast(obs.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             return self.network(x).float()
 
-    def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+    def forward(self, obs: torch.Tensor, episode_starts: torch.Tensor, lstm_state: torch.Tensor):
         """Logits (T, n, A) and values (T, n) of T steps of n environments, and the memory after.
 
-        lstm_state (2, n, H): the memory before the first of them. begins_anew (T, n): 1 for the
+        lstm_state (2, n, H): the memory before the first of them. episode_starts (T, n): 1 for the
         first step of an episode, before which the memory becomes zero. It is on the CPU, where
         Python reads from it which steps lie between two resets: those are one call of the LSTM.
 
-            step                           0  1  2  3  4
-            begins_anew of environment 0   0  0  0  0  0
-            begins_anew of environment 1   0  0  1  0  0
-            calls of the LSTM              ----  -------
+            step                              0  1  2  3  4
+            episode_starts of environment 0   0  0  0  0  0
+            episode_starts of environment 1   0  0  1  0  0
+            calls of the LSTM                 ----  -------
         """
         if not self.remembers:  # every step is a first one
-            begins_anew = torch.ones_like(begins_anew)
+            episode_starts = torch.ones_like(episode_starts)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
-        keeps = (1 - begins_anew).to(obs.device)[:, :, None]  # (T, n, 1)
-        cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
+        keeps = (1 - episode_starts).to(obs.device)[:, :, None]  # (T, n, 1)
+        cuts = [0, *(episode_starts[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
             h, c = (lstm_state * keeps[start]).split(1)  # [L03] reset at the start of an episode
@@ -322,9 +322,9 @@ class Agent(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
-    def act(self, obs, begins_anew: torch.Tensor, lstm_state: torch.Tensor, greedy: bool = False):
+    def act(self, obs, episode_starts, lstm_state: torch.Tensor, greedy: bool = False):
         """Actions, log-probabilities and values, each (n,), on the CPU, and the new memory."""
-        logits, value, lstm_state = self(obs[None], begins_anew[None], lstm_state)
+        logits, value, lstm_state = self(obs[None], episode_starts[None], lstm_state)
         logits, value = logits[0].cpu(), value[0].cpu()
         # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
         noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
@@ -332,9 +332,9 @@ class Agent(nn.Module):
         logprob = logits.log_softmax(-1).gather(-1, action)
         return action[:, 0], logprob[:, 0], value, lstm_state
 
-    def evaluate_actions(self, obs, actions, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+    def evaluate_actions(self, obs, actions, episode_starts, lstm_state: torch.Tensor):
         """Log-probability, entropy and value, each (T, n), of T steps, see `forward`."""
-        logits, values, _ = self(obs, begins_anew, lstm_state)
+        logits, values, _ = self(obs, episode_starts, lstm_state)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), values
 
@@ -433,7 +433,7 @@ def train(args: Args) -> dict:
     terminations = np.zeros((T, N), np.float32)  # 1: a life or the game was lost at this step
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
     valid = np.ones((T + 1, N), bool)  # False: the step only resets its environment
-    begins_anew = np.ones((T + 1, N), np.float32)  # 1: this step begins an episode
+    episode_starts = np.ones((T + 1, N), np.float32)  # 1: this step begins an episode
 
     global_step = (start_iteration - 1) * args.batch_size
     episodic_return, episodic_length = np.zeros(N), np.zeros(N)
@@ -450,16 +450,16 @@ def train(args: Args) -> dict:
         # -- rollout --
         initial_lstm_state = lstm_state  # no copy: nothing overwrites it
         obs[0], valid[0] = obs[T], valid[T]  # the last rollout ended there
-        begins_anew[0] = begins_anew[T]
+        episode_starts[0] = episode_starts[T]
         for t in range(T):  # [C01] vectorized architecture
             inputs = torch.from_numpy(obs[t]).to(device, non_blocking=True)
-            begins = torch.from_numpy(begins_anew[t])
+            begins = torch.from_numpy(episode_starts[t])
             acted = agent.act(inputs, begins, lstm_state)
             actions[t], logprobs[t], values[t], lstm_state = acted
             obs[t + 1], rewards[t], terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
             valid[t + 1] = dones[t] == 0  # [S02] the step after an end only resets
-            begins_anew[t + 1] = ~valid[t]  # an end at t - 1, a reset at t, an episode from t + 1
+            episode_starts[t + 1] = ~valid[t]  # it ended at t - 1, t reset it, t + 1 begins anew
 
             global_step += N
             log.step(N)
@@ -474,9 +474,9 @@ def train(args: Args) -> dict:
         b_obs = torch.from_numpy(obs).to(device)  # (T + 1, N, ...): the LSTM needs the order
         b_actions = torch.from_numpy(actions).to(device)  # (T, N)
         b_logprobs = torch.from_numpy(logprobs).to(device)
-        b_begins_anew = torch.from_numpy(begins_anew)  # on the CPU, see Agent.forward
+        b_episode_starts = torch.from_numpy(episode_starts)  # on the CPU, see Agent.forward
         with torch.no_grad():
-            values[T] = agent(b_obs[T:], b_begins_anew[T:], lstm_state)[1].cpu()
+            values[T] = agent(b_obs[T:], b_episode_starts[T:], lstm_state)[1].cpu()
         b_values = torch.from_numpy(values[:T]).to(device)
         ends = terminations if args.bootstrap_truncation else dones  # [S01] (as published: dones)
         advantages = gae(rewards, values[:T], values[1:], ends, dones, args.gamma, args.gae_lambda)
@@ -486,7 +486,7 @@ def train(args: Args) -> dict:
         batch = {
             "obs": b_obs[:T],
             "actions": b_actions,
-            "begins_anew": b_begins_anew[:T],
+            "episode_starts": b_episode_starts[:T],
             "logprobs": b_logprobs,
             "values": b_values,
             "advantages": b_advantages,
@@ -502,7 +502,7 @@ def train(args: Args) -> dict:
                 outputs = agent.evaluate_actions(
                     mb["obs"],
                     mb["actions"],
-                    mb["begins_anew"],
+                    mb["episode_starts"],
                     initial_lstm_state[:, mb_envs],  # [L05] replay from the start of the rollout
                 )
                 # The LSTM needs every step; the loss skips those that only reset [S02]
@@ -952,13 +952,13 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
             obs, infos = envs.reset(seed=first_seed + len(returns))
             game_returns = np.array(infos["reward"], np.float64)
             playing, valid = np.ones((2, N), bool)  # in its game; no reset
-            begins_anew = torch.ones(N)
+            starts = torch.ones(N)
             state = torch.zeros(2, N, agent.lstm.hidden_size, device=device)
             while playing.any():
                 inputs = torch.from_numpy(obs).to(device)
-                action, *_, state = agent.act(inputs, begins_anew, state, args.eval_deterministic)
+                action, *_, state = agent.act(inputs, starts, state, args.eval_deterministic)
                 obs, _, terminated, truncated, infos = envs.step(action.numpy().astype(np.int32))
-                begins_anew = torch.from_numpy(~valid).float()
+                starts = torch.from_numpy(~valid).float()
                 valid = ~np.logical_or(terminated, truncated)
                 game_returns += infos["reward"] * playing
                 over = playing & np.logical_or(infos["terminated"], truncated)

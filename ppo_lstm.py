@@ -15,9 +15,10 @@ Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch
         of n environments, and its arrays are (T, n), not (M,). An observation has O numbers, which
         become F = 64 features; an action is one of A. The memory is the LSTM's h and c in one
         tensor (2, n, H), with H = 128.
-Your task: policy and value share a network, and values reach 100 here; so --vf-coef is small, and
-        the value loss is not clipped. Where returns are about 1, begin with --vf-coef 0.5.
-Readers of CleanRL: begins_anew is CleanRL's dones; dones[t] says that step t ended an episode.
+Tune first: --vf-coef. Policy and value share a network, and values reach 100 here; so it is small,
+        and the value loss is not clipped. Where returns are about 1, begin with 0.5.
+Readers of CleanRL: episode_starts is CleanRL's dones (and RecurrentPPO's episode_starts in
+        sb3-contrib); dones[t] says that step t ended an episode.
 """
 
 import json
@@ -150,23 +151,23 @@ class Agent(nn.Module):
         """Features (m, F) of m observations (m, O), each by itself."""
         return self.network(obs)
 
-    def forward(self, obs: torch.Tensor, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+    def forward(self, obs: torch.Tensor, episode_starts: torch.Tensor, lstm_state: torch.Tensor):
         """Logits (T, n, A) and values (T, n) of T steps of n environments, and the memory after.
 
-        lstm_state (2, n, H): the memory before the first of them. begins_anew (T, n): 1 for the
+        lstm_state (2, n, H): the memory before the first of them. episode_starts (T, n): 1 for the
         first step of an episode, before which the memory becomes zero. It is on the CPU, where
         Python reads from it which steps lie between two resets: those are one call of the LSTM.
 
-            step                           0  1  2  3  4
-            begins_anew of environment 0   0  0  0  0  0
-            begins_anew of environment 1   0  0  1  0  0
-            calls of the LSTM              ----  -------
+            step                              0  1  2  3  4
+            episode_starts of environment 0   0  0  0  0  0
+            episode_starts of environment 1   0  0  1  0  0
+            calls of the LSTM                 ----  -------
         """
         if not self.remembers:  # every step is a first one
-            begins_anew = torch.ones_like(begins_anew)
+            episode_starts = torch.ones_like(episode_starts)
         features = self.encode(obs.flatten(0, 1)).unflatten(0, obs.shape[:2])  # (T, n, F)
-        keeps = (1 - begins_anew).to(obs.device)[:, :, None]  # (T, n, 1)
-        cuts = [0, *(begins_anew[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
+        keeps = (1 - episode_starts).to(obs.device)[:, :, None]  # (T, n, 1)
+        cuts = [0, *(episode_starts[1:].any(1).nonzero().flatten() + 1).tolist(), len(obs)]
         hidden = []
         for start, end in zip(cuts, cuts[1:]):
             h, c = (lstm_state * keeps[start]).split(1)  # [L03] reset at the start of an episode
@@ -177,9 +178,9 @@ class Agent(nn.Module):
         return self.actor(hidden), self.critic(hidden).squeeze(-1), lstm_state
 
     @torch.no_grad()
-    def act(self, obs, begins_anew: torch.Tensor, lstm_state: torch.Tensor, greedy: bool = False):
+    def act(self, obs, episode_starts, lstm_state: torch.Tensor, greedy: bool = False):
         """Actions (n,) at observations (n, O), sampled or the most probable, and the new memory."""
-        logits, _, lstm_state = self(obs[None], begins_anew[None], lstm_state)
+        logits, _, lstm_state = self(obs[None], episode_starts[None], lstm_state)
         if greedy:
             return logits[0].argmax(-1), lstm_state
         # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
@@ -191,9 +192,9 @@ class Agent(nn.Module):
         no_resets = torch.zeros(1, len(obs))  # what a step led to is still of its episode
         return self(obs[None], no_resets, lstm_state)[1][0]
 
-    def evaluate_actions(self, obs, actions, begins_anew: torch.Tensor, lstm_state: torch.Tensor):
+    def evaluate_actions(self, obs, actions, episode_starts, lstm_state: torch.Tensor):
         """Log-probability, entropy and value, each (T, n), of T steps, see `forward`."""
-        logits, values, _ = self(obs, begins_anew, lstm_state)
+        logits, values, _ = self(obs, episode_starts, lstm_state)
         policy = Categorical(logits=logits, validate_args=False)
         return policy.log_prob(actions), policy.entropy(), values
 
@@ -287,7 +288,7 @@ def train(args: Args) -> dict:
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
-    begins_anew = np.ones((T + 1, N), np.float32)  # 1: this step begins an episode
+    episode_starts = np.ones((T + 1, N), np.float32)  # 1: this step begins an episode
     next_lstm_states = np.zeros((2, T, N, H), np.float32)  # the memory after each step
 
     global_step = (start_iteration - 1) * args.batch_size
@@ -303,17 +304,17 @@ def train(args: Args) -> dict:
 
         # -- rollout --
         initial_lstm_state = lstm_state  # no copy: nothing overwrites it
-        begins_anew[0] = begins_anew[T]  # where the last rollout ended
+        episode_starts[0] = episode_starts[T]  # where the last rollout ended
         for t in range(T):  # [C01] vectorized architecture
             obs[t] = current_obs
             inputs = torch.from_numpy(obs[t]).to(device)
-            begins = torch.from_numpy(begins_anew[t])
+            begins = torch.from_numpy(episode_starts[t])
             action, lstm_state = agent.act(inputs, begins, lstm_state)
             actions[t] = action.cpu().numpy()
             next_lstm_states[:, t] = lstm_state.cpu().numpy()
             current_obs, reward, terminations[t], truncated, infos = envs.step(actions[t])
             dones[t] = np.logical_or(terminations[t], truncated)
-            begins_anew[t + 1] = dones[t]
+            episode_starts[t + 1] = dones[t]
             next_obs[t] = current_obs
             rewards[t] = reward
 
@@ -331,10 +332,10 @@ def train(args: Args) -> dict:
         b_next_obs = torch.from_numpy(next_obs).to(device).flatten(0, 1)  # (B, O)
         b_next_lstm_states = torch.from_numpy(next_lstm_states).to(device).flatten(1, 2)
         b_actions = torch.from_numpy(actions).to(device)  # (T, N)
-        b_begins_anew = torch.from_numpy(begins_anew[:T])  # on the CPU, see Agent.forward
+        b_episode_starts = torch.from_numpy(episode_starts[:T])  # on the CPU, see Agent.forward
         with torch.no_grad():  # the weights are still the rollout's: one pass for all steps
             b_logprobs, _, b_values = agent.evaluate_actions(
-                b_obs, b_actions, b_begins_anew, initial_lstm_state
+                b_obs, b_actions, b_episode_starts, initial_lstm_state
             )
             b_next_values = agent.get_value(b_next_obs, b_next_lstm_states)
         values = b_values.cpu().numpy()
@@ -347,7 +348,7 @@ def train(args: Args) -> dict:
         batch = {
             "obs": b_obs,
             "actions": b_actions,
-            "begins_anew": b_begins_anew,
+            "episode_starts": b_episode_starts,
             "logprobs": b_logprobs,
             "values": b_values,
             "advantages": b_advantages,
@@ -361,7 +362,7 @@ def train(args: Args) -> dict:
                 newlogprob, entropy, newvalue = agent.evaluate_actions(
                     mb["obs"],
                     mb["actions"],
-                    mb["begins_anew"],
+                    mb["episode_starts"],
                     initial_lstm_state[:, mb_envs],  # [L05] replay from the start of the rollout
                 )
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -514,7 +515,8 @@ class PlainEnv(gym.Wrapper):
         return self.plain(obs, self.observation_space.shape), {}
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(action + self.first_action)
+        action = self.env.action_space.dtype.type(action + self.first_action)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
         obs = self.plain(obs, self.observation_space.shape)
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
 
@@ -548,8 +550,7 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
-        hint = " (Atari: ppo_atari_lstm.py)" if is_unknown else ""
+        hint = " (Atari: ppo_atari_lstm.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
@@ -799,13 +800,13 @@ def evaluate(args: Args, run_dir: Path) -> list[float]:
     returns = []
     for episode in tqdm(range(args.eval_episodes), unit="episode", leave=False):
         obs, _ = env.reset(seed=first_seed + episode)
-        begins_anew, lstm_state = torch.ones(1), torch.zeros(2, 1, agent.lstm.hidden_size)
+        episode_starts, lstm_state = torch.ones(1), torch.zeros(2, 1, agent.lstm.hidden_size)
         episodic_return, done = 0.0, False
         while not done:
             inputs = torch.from_numpy(obs[None].astype(np.float32))
             greedy = args.eval_deterministic
-            action, lstm_state = agent.act(inputs, begins_anew, lstm_state, greedy)
-            begins_anew[:] = 0
+            action, lstm_state = agent.act(inputs, episode_starts, lstm_state, greedy)
+            episode_starts[:] = 0
             obs, reward, terminated, truncated, _ = env.step(action.item())
             episodic_return += reward
             done = terminated or truncated

@@ -84,7 +84,7 @@ class Args:
     shared_network: bool = True  # one trunk for policy and value instead of two [C13]
     action_mask: bool = True  # take only actions that the mask of the environment allows [X04]
     frame_skip: int = 9  # ticks of MicroRTS without actions after each that has one
-    discretize_actions: int = 11  # choices for each number of a Box action
+    discretize_actions: int = 5  # choices for each number of a Box action
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
 
     # -- run --
@@ -182,8 +182,8 @@ class Agent(nn.Module):
 
     def evaluate_actions(self, obs: torch.Tensor, actions: torch.Tensor, masks: torch.Tensor):
         """Log-probability, entropy and value, each (n,), of actions (n, D) under masks (n, L)."""
-        # Not -inf, of which differences can be NaN: the probability and its gradient are 0 anyway
         hidden = self.actor_trunk(obs)
+        # Not -inf, of which differences can be NaN: the probability and its gradient are 0 anyway
         logits = self.actor(hidden).where(masks, -1e8)  # [X04] invalid action masking
         components = logits.split(self.nvec, dim=-1)
         policies = [Categorical(logits=x, validate_args=False) for x in components]
@@ -478,7 +478,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
     free += ["total_timesteps"] if is_longer else []
-    free += ["action_mask"] if args.evaluate else []
+    free += ["action_mask", "env_backend"] if args.evaluate else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -517,10 +517,10 @@ def nvec_of(space: gym.spaces.Discrete | gym.spaces.MultiDiscrete) -> list[int]:
 
 
 class MaskedEnv(gym.Wrapper):
-    """An environment whose infos hold one thing, "action_mask": rows (F, 1 + R) bool, as in `act`.
+    """An environment whose infos hold "action_mask" alone: rows (F, 1 + R) bool, as in `act`.
 
-    Its mask is a key "action_mask" of Dict observations, which loses it; what the method
-    `action_masks` returns (as in sb3-contrib); or "action_mask" of its infos. Without one all is
+    The mask is looked for in this order: the key "action_mask" of a Dict observation, which is
+    taken out of it; a method `action_masks` (as in sb3-contrib); `infos`. Without a mask all is
     allowed. It has such rows, or L numbers for any choice of component 0, or is a list or tuple
     with a part for each component (Gymnasium).
     """
@@ -583,7 +583,7 @@ class MaskedEnv(gym.Wrapper):
             fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
             require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
             mask = np.hstack(mask) if sizes == self.nvec else mask
-        mask = np.asarray(mask)
+        mask = np.array(mask)  # a copy, since environments may reuse their memory
         needed = f"{(L,)} or {(F, 1 + L - F)} is right"
         fits = mask.shape in ((L,), (F, 1 + L - F))
         require(fits, f"{name} has the shape {mask.shape} where {needed}")
@@ -613,7 +613,7 @@ class PlainEnv(gym.Wrapper):
 
     def step(self, action):
         space = self.env.action_space
-        action = np.reshape(action, space.shape) + space.start
+        action = (np.reshape(action, space.shape) + space.start).astype(space.dtype)
         obs, reward, terminated, truncated, info = self.env.step(action)
         obs = self.plain(obs, self.observation_space.shape)
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), info
@@ -652,7 +652,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+        hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
+        raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own
@@ -681,7 +682,7 @@ def has_no_images(space: gym.Space) -> bool:
 
 
 def with_components(env: gym.Env, args: Args) -> gym.Env:
-    """The environment, of a Box action a few choices for each number, from low to high."""
+    """The environment; each number of a Box action becomes a choice of evenly spaced values."""
     box = env.action_space
     acts = f"{args.env_id} acts in {box}"
     if isinstance(box, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
@@ -725,9 +726,11 @@ def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEn
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
     if args.env_id in MicroRTS.tasks:
         envs = MicroRTS(args)
+        if not args.capture_video:
+            return envs
         video_dir = run_dir / f"videos_{int(time.time())}"
-        record = gym.wrappers.vector.RecordVideo
-        return record(envs, str(video_dir), record_first_only=True) if args.capture_video else envs
+        print(f"videos: {video_dir}", flush=True)
+        return gym.wrappers.vector.RecordVideo(envs, str(video_dir), record_first_only=True)
 
     def maker(n: int):
         def make() -> gym.Env:
@@ -1114,7 +1117,9 @@ class MicroRTS(gym.vector.VectorEnv):
         super().reset(seed=seed)
         for i in range(self.num_envs):
             self.place(i, self.new_game.clone())
-        return self.observe(), self.mask_infos()
+        obs = self.observe()
+        self.shown = self.cells  # what render draws: at the end of a game its last position
+        return obs, self.mask_infos()
 
     def step(self, actions: np.ndarray):
         """A tick in which both players act, then `frame_skip` ticks; their rewards are added up."""
@@ -1131,6 +1136,7 @@ class MicroRTS(gym.vector.VectorEnv):
         self.steps += 1
         truncated = ~terminated & (self.steps >= self.max_steps)
         obs = last_obs = self.observe()
+        self.shown = self.cells
         ended = np.flatnonzero(terminated | truncated)
         if len(ended):
             for i in ended:
@@ -1161,7 +1167,7 @@ class MicroRTS(gym.vector.VectorEnv):
         kinds = [(240, 240, 240), (70, 160, 70), (255, 255, 255)]  # nothing, resource, base,
         kinds += [(150, 150, 150), (110, 110, 110), (250, 180, 60)]  # barracks, worker, light,
         kinds += [(250, 240, 80), (100, 220, 240)]  # heavy, ranged
-        _, _, owner, kind, _ = self.cells[0]  # each (h, w)
+        _, _, owner, kind, _ = self.shown[0]  # each (h, w)
         height, width = owner.shape
         image = np.zeros((height, 24, width, 24, 3), np.uint8)
         image[:] = np.uint8(owners)[owner][:, None, :, None]

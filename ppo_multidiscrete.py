@@ -417,7 +417,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
     free += ["total_timesteps"] if is_longer else []
-    free += ["action_mask"] if args.evaluate else []
+    free += ["action_mask", "env_backend"] if args.evaluate else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
     is_finished = args.resume and checkpoint["iteration"] >= args.num_iterations
@@ -456,10 +456,10 @@ def nvec_of(space: gym.spaces.Discrete | gym.spaces.MultiDiscrete) -> list[int]:
 
 
 class MaskedEnv(gym.Wrapper):
-    """An environment whose infos hold one thing, "action_mask": what may be chosen now, (L,) bool.
+    """An environment whose infos hold "action_mask" alone: (L,) bool, what may be chosen now.
 
-    Its mask is a key "action_mask" of Dict observations, which loses it; what the method
-    `action_masks` returns (as in sb3-contrib); or "action_mask" of its infos. Without one all is
+    The mask is looked for in this order: the key "action_mask" of a Dict observation, which is
+    taken out of it; a method `action_masks` (as in sb3-contrib); `infos`. Without a mask all is
     allowed. It has L numbers, or is a list or tuple with a part for each component (Gymnasium).
     """
 
@@ -520,7 +520,7 @@ class MaskedEnv(gym.Wrapper):
             fits = sizes == self.nvec or len({*sizes}) == 1  # else numbers, or rows
             require(fits, f"{name} has parts of {sizes} for components of {self.nvec} choices")
             mask = np.hstack(mask) if sizes == self.nvec else mask
-        mask = np.asarray(mask)
+        mask = np.array(mask)  # a copy, since environments may reuse their memory
         fits = mask.shape == (sum(self.nvec),)
         needed = f"{(sum(self.nvec),)} is right (for rows see ppo_microrts.py)"
         require(fits, f"{name} has the shape {mask.shape} where {needed}")
@@ -547,7 +547,7 @@ class PlainEnv(gym.Wrapper):
 
     def step(self, action):
         space = self.env.action_space
-        action = np.reshape(action, space.shape) + space.start
+        action = (np.reshape(action, space.shape) + space.start).astype(space.dtype)
         obs, reward, terminated, truncated, info = self.env.step(action)
         obs = self.plain(obs, self.observation_space.shape)
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), info
@@ -582,7 +582,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     try:
         env = gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
+        hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
+        raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own
@@ -609,7 +610,7 @@ def has_no_images(space: gym.Space) -> bool:
 
 
 def with_components(env: gym.Env, args: Args) -> gym.Env:
-    """The environment, of a Box action a few choices for each number, from low to high."""
+    """The environment; each number of a Box action becomes a choice of evenly spaced values."""
     box = env.action_space
     acts = f"{args.env_id} acts in {box}"
     if isinstance(box, gym.spaces.Discrete | gym.spaces.MultiDiscrete):

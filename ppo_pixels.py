@@ -570,6 +570,8 @@ class PlainEnv(gym.Wrapper):
             is_bytes = space.dtype.kind in "bui" and low >= 0 and high <= 255
             self.dtype = np.uint8 if is_bytes else np.float32
             self.observation_space = gym.spaces.Box(low, high, shape, self.dtype)
+        fps = env.metadata.get("render_fps") or 30
+        self.metadata = env.metadata | {"render_fps": fps / frame_skip}  # a picture a step
         self.first_action = 0
         if isinstance(actions, gym.spaces.Discrete):
             self.action_space = gym.spaces.Discrete(int(actions.n))  # counted from 0
@@ -582,7 +584,7 @@ class PlainEnv(gym.Wrapper):
     def step(self, action):
         total_reward, dtype = 0.0, self.env.action_space.dtype
         for _ in range(self.frame_skip):  # an action of its own each time
-            given = np.add(action, self.first_action, dtype=dtype)
+            given = np.add(action, self.first_action).astype(dtype)
             obs, reward, terminated, truncated, _ = self.env.step(given)
             total_reward += self.plain(reward, (), np.float64).item()
             if terminated or truncated:
@@ -621,15 +623,14 @@ class Video(gym.wrappers.RecordVideo):
 
 
 def raw_env(args: Args, renders: bool, why: str) -> gym.Env:
-    """The environment as Gymnasium makes it; `why` it has to render."""
+    """The environment as Gymnasium makes it; `why` begins the message if it cannot render."""
     render = {"render_mode": "rgb_array"} if renders else {}
     if "" not in sys.path:
         sys.path.append("")  # a module:id may be in the current folder, too
     try:
         return gym.make(args.env_id, disable_env_checker=True, **render)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        is_unknown = isinstance(error, gym.error.UnregisteredEnv)
-        hint = " (the games of Atari are for ppo_atari.py)" if is_unknown else ""
+        hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
         require("render_mode" not in str(error), f"{why} cannot render: {error}")
@@ -705,10 +706,11 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     outside = f"an image has {largest:g} where its space ends at {bound:g}"
     require(largest <= 1.01 * bound, f"{args.env_id}: {outside}")
     kind = "images" if env.get_wrapper_attr("is_image") else "rendered pictures"
-    seen = f"{K} {kind} of {H}x{W}x{C}, divided by {scale:g}: the first has up to"
-    seen += f" {largest / scale:.2g}; --frame-skip is {args.frame_skip}"
-    print(f"the network sees {seen}", flush=True)
-    if checkpoint:
+    seen = f"{K} {kind} of {H}x{W}x{C}, divided by {scale:g}, largest number in the first"
+    seen += f" {largest / scale:.2g}; an action lasts {args.frame_skip} steps"
+    if not checkpoint:
+        print(f"the network sees {seen}", flush=True)
+    else:
         load_weights(Agent(obs_space, env.action_space, args), checkpoint)
     if args.capture_video:
         try_rendering(env, "--capture-video")

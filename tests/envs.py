@@ -180,6 +180,16 @@ class Odd(Toy):
         return self.obs
 
 
+# -- actions --
+class Narrow(Toy):
+    """Its Discrete actions are bytes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        if isinstance(self.action_space, Discrete):
+            self.action_space = Discrete(3, start=5, dtype=np.uint8)
+
+
 # -- seeds --
 class Seeds(Toy):
     """Those that it got at resets, of all instances in this process."""
@@ -298,7 +308,7 @@ class Spaces(gym.Env):
 
 
 def register() -> None:
-    for kind in (Infos, Seeds, Coin, Blind, BlindToo, BlindInSecret, Failing, Broken):
+    for kind in (Infos, Narrow, Seeds, Coin, Blind, BlindToo, BlindInSecret, Failing, Broken):
         add(kind.__name__, kind)
     add("Steady", Toy)  # for runs that resume to the bit: episodes end with the rollouts
     add("Screen", Toy)  # for its one buffer

@@ -779,6 +779,11 @@ def test_observations_and_rewards_of_odd_shape_and_dtype(script, monkeypatch):
     assert lacks(reward, ["(2,)", "shape"]) == []
 
 
+@each_text_of("PlainEnv.__init__", "PlainEnv.step", rows=OWN)
+def test_actions_have_the_type_of_their_space(script):
+    train(script, env_id=script.env("Narrow"), total_timesteps=64)  # which asks `contains`
+
+
 @each_text_of("make_envs", "main", rows=OWN)
 def test_an_exception_of_the_environment_keeps_its_traceback(script, monkeypatch):
     """It is the user's own and no line of ours."""

@@ -54,7 +54,7 @@ def some_obs(script, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, 3)
 
 
-def replay(agent, obs: torch.Tensor, begins_anew: torch.Tensor, state: torch.Tensor):
+def replay(agent, obs: torch.Tensor, episode_starts: torch.Tensor, state: torch.Tensor):
     """A copy of the agent, its logits (T, n, A) and values (T, n): one step after the other, the
     LSTM by its equations, in float64.
     """
@@ -63,7 +63,7 @@ def replay(agent, obs: torch.Tensor, begins_anew: torch.Tensor, state: torch.Ten
     h, c = state.double()
     logits, values = [], []
     for t in range(len(obs)):
-        fresh = begins_anew[t, :, None] == 1
+        fresh = episode_starts[t, :, None] == 1
         h, c = torch.where(fresh, 0, h), torch.where(fresh, 0, c)
         x = obs[t].double() / (255 if obs[t].dim() == 4 else 1)
         i, f, g, o = (agent.network(x) @ w_x.T + b_x + h @ w_h.T + b_h).chunk(4, 1)
@@ -81,13 +81,13 @@ def test_a_training_pass_equals_the_replay_step_by_step(script, share):
     """Log-probabilities, values and all gradients, where this share of the steps begins anew."""
     agent, calls, (T, n) = make_agent(script), [], (6, 3)
     agent.actor.weight.data += 0.3 * torch.randn_like(agent.actor.weight)
-    begins_anew = (torch.rand(T, n) < share).float()
+    episode_starts = (torch.rand(T, n) < share).float()
     obs, actions = some_obs(script, T, n), torch.randint(0, 3, (T, n))
     state = torch.randn(2, n, 128)
     agent.lstm.register_forward_hook(lambda *_: calls.append(1))
-    results = agent.evaluate_actions(obs, actions, begins_anew, state)
-    assert len(calls) == 1 + begins_anew[1:].any(1).sum()  # see the picture in the docstring
-    twin, logits, values = replay(agent, obs, begins_anew, state)
+    results = agent.evaluate_actions(obs, actions, episode_starts, state)
+    assert len(calls) == 1 + episode_starts[1:].any(1).sum()  # see the picture in the docstring
+    twin, logits, values = replay(agent, obs, episode_starts, state)
     policy = torch.distributions.Categorical(logits=logits)
     expected = (policy.log_prob(actions), policy.entropy(), values)
     weights = torch.randn(3, T, n)
@@ -114,8 +114,8 @@ def test_minibatches_are_whole_environments_in_random_order(script, spy, runner,
     starts = []
     for rollout in (updates[:12], updates[12:]):
         environments = []  # what was done in each, and its memory before
-        for _, obs, actions, begins_anew, state in rollout:
-            assert obs.shape[:2] == actions.shape == begins_anew.shape == (16, 2)
+        for _, obs, actions, episode_starts, state in rollout:
+            assert obs.shape[:2] == actions.shape == episode_starts.shape == (16, 2)
             for tensors in zip(actions.unbind(1), state.unbind(1), strict=True):
                 environments.append(tuple(x.numpy().tobytes() for x in tensors))
         orders = [environments[6 * epoch : 6 * epoch + 6] for epoch in range(4)]
@@ -141,17 +141,17 @@ def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(spy
     next_values, terminations, dones = (
         np.concatenate([inputs[i] for inputs, _ in gae_calls]) for i in (2, 3, 4)
     )
-    begins_anew = (obs[..., 0] == 0).float()
-    assert torch.equal(begins_anew, torch.cat([inputs[3] for inputs, _ in rollouts]))
-    assert (begins_anew[1:].numpy() == dones[:-1]).all() and begins_anew.sum() > 20
+    episode_starts = (obs[..., 0] == 0).float()
+    assert torch.equal(episode_starts, torch.cat([inputs[3] for inputs, _ in rollouts]))
+    assert (episode_starts[1:].numpy() == dones[:-1]).all() and episode_starts.sum() > 20
     agent, zeros = rollouts[0][0][0], torch.zeros(2, 3, 128)
     with torch.no_grad():
-        _, _, expected = replay(agent, obs, begins_anew, zeros)
+        _, _, expected = replay(agent, obs, episode_starts, zeros)
         np.testing.assert_allclose(values, expected, atol=1e-5)
         limits = list(zip(*np.nonzero(dones - terminations)))
         assert len(limits) > 8
         for t, n in limits:
-            start = begins_anew[: t + 1, n].nonzero().max()
+            start = episode_starts[: t + 1, n].nonzero().max()
             episode = torch.cat((obs[start : t + 1, n], next_obs[t, n][None]))[:, None]
             _, _, alone = replay(agent, episode, torch.zeros(len(episode), 1), zeros[:, :1])
             assert next_values[t, n] == pytest.approx(alone[-1].item(), abs=1e-5)
@@ -179,23 +179,23 @@ def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, ru
 
 
 # -- reset rows of games --
-def test_reset_rows_are_no_samples_and_the_step_after_begins_anew(spy, runner, monkeypatch):
+def test_reset_rows_are_no_samples_and_the_step_after_episode_starts(spy, runner, monkeypatch):
     """An epoch has each real step once, and no reset."""
     play_frames(atari, monkeypatch)
     losses, passes = spy(atari, "ppo_loss"), spy(atari.Agent, "evaluate_actions")
     gae_calls = spy(atari, "gae")
     runner(atari)(num_steps=20, total_timesteps=80, update_epochs=1)
     [((_, values, _, _, dones, *_), advantages)] = gae_calls
-    is_reset, begins_anew = np.zeros(dones.shape, bool), np.ones(dones.shape, bool)
+    is_reset, episode_starts = np.zeros(dones.shape, bool), np.ones(dones.shape, bool)
     is_reset[1:] = dones[:-1] == 1
-    begins_anew[1:] = is_reset[:-1]
+    episode_starts[1:] = is_reset[:-1]
     assert 0 < is_reset.sum() < 20
     batches = [inputs[3] for inputs, _ in losses]
     samples = [x for mb in batches for x in zip(mb["advantages"].tolist(), mb["values"].tolist())]
     real = zip(advantages[~is_reset].tolist(), values[~is_reset].tolist())
     assert sorted(samples) == sorted(real)
     for inputs, _ in passes:  # all games are in phase
-        assert (inputs[3].numpy() == begins_anew[:, :2]).all()
+        assert (inputs[3].numpy() == episode_starts[:, :2]).all()
 
 
 # -- agent --
@@ -304,7 +304,7 @@ def test_an_evaluation_forgets_a_lost_life_if_training_does(
     watch_envs(ATARI_LSTM, monkeypatch, step=step)
     args = atari.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"])
     atari.evaluate(args, run_dir)
-    begins_anew = np.array([inputs[2].numpy() == 1 for inputs, _ in acts])  # (steps, 2)
-    assert begins_anew[0].all() and not begins_anew[1].any()
+    episode_starts = np.array([inputs[2].numpy() == 1 for inputs, _ in acts])  # (steps, 2)
+    assert episode_starts[0].all() and not episode_starts[1].any()
     assert np.sum(ends) >= (10 if episodic_life else 2)
-    assert (begins_anew[2:] == np.array(ends)[:-2]).all()
+    assert (episode_starts[2:] == np.array(ends)[:-2]).all()

@@ -67,7 +67,7 @@ class Masked(gym.Env):
         if self.source == "dict":
             return {"action_mask": self.mask.astype(np.int8), "seen": obs}, {}
         if self.source == "array":
-            self.action_masks = self.mask
+            self.action_masks = self.mask[::-1].copy()[::-1]  # a view with a stride below 0
         none = {"late": self.t == 0, "stops": self.steps > 9, "over": self.t == 10}
         if self.source in ("method", "array") or none.get(self.form):
             return obs, {}
