@@ -543,7 +543,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
+    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
 
 
 def require(condition, message: str) -> None:
@@ -558,7 +558,8 @@ def first_line(error: Exception) -> str:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line. With --resume or --evaluate the flags of that run are the defaults."""
     args = tyro.cli(Args, args=argv)
-    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
+    runs = (args.resume, args.evaluate, args.init_from)
+    require("" not in runs, "--resume, --evaluate and --init-from need a directory")
     if run_dir := args.resume or args.evaluate:
         args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
     check_args(args)
@@ -620,12 +621,12 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     old = checkpoint["args"]
     is_longer = new["total_timesteps"] > old["total_timesteps"]
     annealed = old["anneal_lr"] or old["anneal_clip"]
-    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    why = "its annealing ends with them; start with --no-anneal-lr and no other annealing"
     require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     rest = Args(**old).num_iterations % old["n_iteration"]
     why = f"its last phase has {rest} iterations, not {old['n_iteration']}"
     require(not (rest and is_longer), f"this run cannot have more --total-timesteps: {why}")
-    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
+    free = "resume evaluate cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic env_threads".split()
     free += ["micro_batch", "eval_levels"]
     free += ["total_timesteps"] if is_longer else []
@@ -804,7 +805,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # the one that Ctrl-C names
+    newest: "Log | None" = None  # which Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -812,8 +813,6 @@ class Log:
         past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
         lock(self.episodes, f"another process is training {run_dir}")
-        if args.track:
-            start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
             newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
             require(newest, f"another process has just trained {run_dir}: start again")
@@ -823,6 +822,8 @@ class Log:
         else:
             print("step,return,length,seconds", file=self.episodes)
             shutil.copy(__file__, run_dir)
+        if args.track:
+            start_wandb(args, run_dir)
         name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
         (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
         step = past["iteration"] * args.batch_size
@@ -911,10 +912,12 @@ def lock(file, message: str) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise Refused(f"error: {message}") from error
+    except OSError as error:  # NFS and Lustre may have no locks
+        print(f"{file.name} cannot be locked, so start no other process on this run: {error}")
 
 
 def start_wandb(args: Args, run_dir: Path) -> None:
-    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    """Log to W&B too. Its files are in ./wandb: in the run's directory it would upload them."""
     import wandb
 
     try:

@@ -182,7 +182,7 @@ class Agent(nn.Module):
         self.critic = nn.Sequential(*critic_trunk, value_head)
         self.args = args
         self.low, self.high = action_space.low, action_space.high  # (A,)
-        half_range = torch.from_numpy(self.high - self.low).float() / 2
+        half_range = torch.from_numpy(self.high / 2 - self.low / 2).float()
         self.register_buffer("half_range", half_range, persistent=False)
 
     def get_policy(self, obs: torch.Tensor) -> Normal:
@@ -439,7 +439,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it, an Exception for a sweep."""
+    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
 
 
 def require(condition, message: str) -> None:
@@ -454,7 +454,8 @@ def first_line(error: Exception) -> str:
 def parse_args(argv: list[str] | None = None) -> Args:
     """The command line. With --resume or --evaluate the flags of that run are the defaults."""
     args = tyro.cli(Args, args=argv)
-    require("" not in (args.resume, args.evaluate), "--resume and --evaluate need a directory")
+    runs = (args.resume, args.evaluate, args.init_from)
+    require("" not in runs, "--resume, --evaluate and --init-from need a directory")
     if run_dir := args.resume or args.evaluate:
         args = tyro.cli(Args, args=argv, default=Args(**load_checkpoint(run_dir)["args"]))
     check_args(args)
@@ -509,10 +510,10 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     old = checkpoint["args"]
     is_longer = new["total_timesteps"] > old["total_timesteps"]
     annealed = old["anneal_lr"] or old["anneal_clip"]
-    why = "its annealing ends with them; start with --no-anneal-lr to extend a run later"
+    why = "its annealing ends with them; start with --no-anneal-lr and no other annealing"
     require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
-    free = "resume evaluate init_from cuda compile track wandb_project_name wandb_entity".split()
-    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic".split()
+    free = "resume evaluate cuda compile track wandb_project_name wandb_entity".split()
+    free += "capture_video checkpoint_seconds eval_episodes eval_deterministic env_backend".split()
     free += ["total_timesteps"] if is_longer else []
     changed = [f"{k} ({old[k]} to {new[k]})" for k in old if old[k] != new[k] and k not in free]
     require(not changed, f"this run cannot change {', '.join(changed)}: leave these out")
@@ -586,6 +587,7 @@ class Video(gym.wrappers.RecordVideo):
 
 def make_env(args: Args, films: bool = False) -> gym.Env:
     """One environment, which can render if it is to be filmed."""
+    mujoco.set_mju_user_warning(say_once)  # each text once, and none to MUJOCO_LOG.TXT
     render = {"render_mode": "rgb_array"} if films else {}
     if "" not in sys.path:
         sys.path.append("")  # a module:id may be in the current folder, too
@@ -618,7 +620,8 @@ def film(env: gym.Env, run_dir: Path, name: str) -> gym.Env:
     """The environment with videos of some episodes, in the directory of the run."""
     video_dir = run_dir / f"{name}_{int(time.time())}"
     print(f"videos: {video_dir}", flush=True)
-    if renderer := getattr(env.unwrapped, "mujoco_renderer", None):  # follow the robot
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer and renderer.camera_id == -1:  # it has chosen no camera: follow the robot
         camera = (env.unwrapped.model, mujoco.mjtObj.mjOBJ_CAMERA, "track")
         renderer.camera_id = mujoco.mj_name2id(*camera)  # -1, the free one, if there is none
     return Video(env, str(video_dir), disable_logger=True)
@@ -631,9 +634,10 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
     env = make_env(args, args.capture_video)
     if checkpoint:
         load_weights(Agent(env.observation_space, env.action_space, args), checkpoint)
+    env.reset()  # its observation is checked
     if args.capture_video:
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # or pygame would swallow SIGTERM
         torch.compiler.reset()  # loads Triton, which crashes if OpenGL was loaded before it
-        env.reset()
         try:
             image = env.render()
         except Exception as error:  # every renderer fails in its own way
@@ -645,7 +649,6 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
 
 def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEnv:
     """N environments that reset within the step that ends an episode (infos: final_obs)."""
-    mujoco.set_mju_user_warning(say_once)  # not once for each environment
 
     def maker(n: int):
         def make() -> gym.Env:
@@ -736,7 +739,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # the one that Ctrl-C names
+    newest: "Log | None" = None  # which Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -744,8 +747,6 @@ class Log:
         past = checkpoint or {"iteration": 0, "seconds": 0, "recent_returns": []}
         self.episodes = open(run_dir / "episodes.csv", "a", buffering=1)  # a line at a time
         lock(self.episodes, f"another process is training {run_dir}")
-        if args.track:
-            start_wandb(args, run_dir)
         if checkpoint:  # forget what came after it
             newest = load_checkpoint(run_dir)["iteration"] == checkpoint["iteration"]
             require(newest, f"another process has just trained {run_dir}: start again")
@@ -755,6 +756,8 @@ class Log:
         else:
             print("step,return,length,seconds", file=self.episodes)
             shutil.copy(__file__, run_dir)
+        if args.track:
+            start_wandb(args, run_dir)
         name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
         (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
         step = past["iteration"] * args.batch_size
@@ -833,10 +836,12 @@ def lock(file, message: str) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise Refused(f"error: {message}") from error
+    except OSError as error:  # NFS and Lustre may have no locks
+        print(f"{file.name} cannot be locked, so start no other process on this run: {error}")
 
 
 def start_wandb(args: Args, run_dir: Path) -> None:
-    """Log to W&B too, from ./wandb: in the run's directory it would log its own files."""
+    """Log to W&B too. Its files are in ./wandb: in the run's directory it would upload them."""
     import wandb
 
     try:

@@ -27,7 +27,7 @@ TAGS |= {"time/rollout", "time/update", "eval/episodic_return"}
 
 ZERO = {"seed", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"}
 ZERO |= {"checkpoint_seconds", "eval_episodes"}
-FREE = {"init_from", "cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
+FREE = {"cuda", "track", "wandb_project_name", "wandb_entity", "capture_video"}
 FREE |= {"checkpoint_seconds", "eval_episodes", "eval_deterministic"}
 
 
@@ -219,7 +219,7 @@ MUJOCO = Script(
     ),
     zero=ZERO | {"init_log_std", "clip_obs", "clip_reward"},
     negative={"init_log_std"},
-    free=FREE | {"compile"},
+    free=FREE | {"compile", "env_backend"},
 )
 
 # What the trust region takes the place of, and what needs one network for policy and value.
@@ -320,8 +320,7 @@ PIXELS = Script(
     ),
     zero=ZERO | {"init_log_std", "image_size", "clip_reward"},
     negative={"init_log_std"},
-    free=FREE | {"compile"},
-    free_to_play={"env_backend"},
+    free=FREE | {"compile", "env_backend"},
 )
 
 LSTM_SCRIPT = Script(
@@ -374,6 +373,7 @@ MULTI = Script(
         "check_runs, PlainEnv.__init__, PlainEnv.reset, PlainEnv.step, make_env, try_env, "
         "make_envs, evaluate"
     ),
+    free=FREE | {"env_backend"},
     free_to_play={"action_mask"},
 )
 

@@ -6,6 +6,8 @@ reset takes a row plays `envs.Frames` there, with one layer, and its games in te
 what starts processes, which is `e2e`. So are longer cases of the same promise.
 """
 
+import errno
+import fcntl
 import importlib
 import json
 import math
@@ -276,6 +278,16 @@ def test_checkpoints_come_after_the_first_iteration_and_as_asked(
     monkeypatch.setattr(script.module, "save_checkpoint", both)
     train(script, checkpoint_seconds=seconds)
     assert saved == expected
+
+
+@each_text_of("lock")
+def test_a_disk_that_cannot_lock_is_said(script, monkeypatch, capsys):
+    def no_locks(*inputs):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    train(script)
+    assert "episodes.csv cannot be locked" in capsys.readouterr().out
 
 
 @each_text_of("main", "save_checkpoint")
