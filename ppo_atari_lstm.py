@@ -102,7 +102,7 @@ class Args:
     env_backend: Literal["envpool", "gymnasium"] = "envpool"  # fast, or readable and with videos
     env_threads: int = os.cpu_count() or 1  # threads of EnvPool, at most one for each game
     compile: bool = torch.cuda.is_available()  # compile the CNN; little use on a CPU
-    bf16: bool = False  # the CNN in bfloat16; the LSTM and the heads stay float32
+    bf16: bool = False  # the CNN in bfloat16, not the LSTM: slow on hardware without it
     checkpoint_seconds: int = 60  # seconds between checkpoints
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue

@@ -95,7 +95,7 @@ class Args:
     # -- run --
     env_backend: Literal["sync", "async"] = "sync"  # in this process, or in a process each
     compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
-    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
+    bf16: bool = False  # the network below the heads in bfloat16: slow on hardware without it
     checkpoint_seconds: int = 60  # seconds between checkpoints
     init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue

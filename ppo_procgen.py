@@ -95,7 +95,7 @@ class Args:
     # -- run --
     env_threads: int = 4  # threads that step the games; 0: the main one
     compile: bool = torch.cuda.is_available()  # compile the network; little use on a CPU
-    bf16: bool = False  # the network below the heads in bfloat16; the rest stays float32
+    bf16: bool = False  # the network below the heads in bfloat16: slow on hardware without it
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     checkpoint_seconds: int = 60  # seconds between checkpoints
     init_from: str | None = None  # directory of a run whose agent is the initial one
