@@ -9,5 +9,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- study study_humanoid details details_core details_memory details_mining "$@"
-exec "${python[@]}" benchmark/run.py ablation "$@"
+exec "${python[@]}" benchmark/run.py ablation "study study_humanoid details details_core details_memory details_mining" "$@"

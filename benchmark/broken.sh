@@ -8,5 +8,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- cartpole hopper memory "$@"
-exec "${python[@]}" benchmark/run.py broken "$@"
+exec "${python[@]}" benchmark/run.py broken "cartpole hopper memory" "$@"

@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,16 +91,17 @@ def machine() -> str:
 def commit_of(folder: Path) -> str:
     """The commit of the repository that a folder is in."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    if not shutil.which("git"):
+        return "unknown"
     return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def made_with(run_dir: Path) -> dict[str, str]:
-    """Hardware and versions, all of them if the run was resumed elsewhere."""
-    configs = [json.loads(path.read_text()) for path in sorted(run_dir.glob("config*.json"))]
-    versions = (", ".join(map(" ".join, config["versions"].items())) for config in configs)
-    hardware = (config.get("hardware") or machine() for config in configs)
-    found = {"versions": versions, "hardware": hardware}
-    return {name: "; then ".join(dict.fromkeys(each)) for name, each in found.items()}
+    """Versions, all of them if the run was resumed with others; this machine, where it ended."""
+    configs = sorted(run_dir.glob("config*.json"), key=lambda path: path.stat().st_mtime)
+    versions = [json.loads(path.read_text())["versions"] for path in configs]
+    texts = (", ".join(map(" ".join, each.items())) for each in versions)
+    return {"versions": "; then ".join(dict.fromkeys(texts)), "hardware": machine()}
 
 
 def patch_in(script: Path) -> str:
@@ -114,9 +116,9 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     config = json.loads((run_dir / "config.json").read_text())
     args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
-    source = run_dir / Path(program).name  # the copy that the run made of the file that ran
+    source = next(run_dir.glob("*.py"))  # the copy that the run made of its script
     return {
-        "script": Path(program).stem,
+        "script": source.stem,
         "env": args["env_id"],
         "exp": args["exp_name"],
         "seed": args["seed"],

@@ -2,14 +2,15 @@
 
 Run:  bash benchmark/compare.sh ORIGINAL CHANGED [FLAGS of both] [--dry-run]
 
-ENVS (the original's default), SEEDS ("1 2 3 4 5") and STEPS (1000000) say which runs, WORKERS and
-so on are those of run.py. A run is done once: its name holds a digest of the script's text, the
-flags and the steps, so the original is not trained anew for the next change. All results lie in
-results/compare/.
+ENVS (the original's default), SEEDS ("1 2 3 4 5") and STEPS (1000000) say which runs; WORKERS,
+THREADS, GPUS, TASK and PYTHON are those of run.py. A run is done once: its name holds a digest of
+the script's text, the flags and the steps, so the original is not trained anew for the next change.
+All results lie in results/compare/.
 """
 
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def plan(scripts: list[Path], flags: tuple[str, ...]) -> list[Run]:
         for env in os.environ.get("ENVS", plain["env_id"]).split():
             for script in scripts:
                 said = script.read_bytes() + f"{' '.join(flags)} {steps}".encode()
-                name = f"{script.stem}-{hashlib.sha256(said).hexdigest()[:8]}"
+                stem = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", script.stem)[:50]  # as run directories
+                name = f"{stem}-{hashlib.sha256(said).hexdigest()[:8]}"
                 about = ("--env-id", env, "--exp-name", name, "--total-timesteps", steps)
                 runs.append(Run("compare", script, env, name, int(seed), (*about, *flags)))
     return runs
@@ -68,7 +70,7 @@ def main() -> None:
     try:
         runs = plan([Path(script).resolve() for script in scripts], tuple(flags))
         train_all(runs, dry_run)
-    except Refused as error:
+    except (Refused, ValueError) as error:
         sys.exit(f"error: {error}")
     if not dry_run and not os.environ.get("TASK"):
         print("\n" + comparison(runs[0].exp, runs[1].exp))

@@ -19,10 +19,14 @@ AXES = {  # x of a curve -> its unit and label
 
 
 # -- shared with plot.py --
-def on_one_grid(curves: list[pd.DataFrame], x: str, y="return") -> tuple[np.ndarray, np.ndarray]:
-    """A grid that all seeds have, and the returns, or other columns, (seeds, points) there."""
+def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, np.ndarray]:
+    """A grid for all seeds, and the returns, or other columns, (seeds, points) there.
+
+    It ends with the longest curve, and the others, which have diverged, keep their last value; or
+    with the shortest.
+    """
     start = max(curve[x].iloc[0] for curve in curves)
-    end = max(curve[x].iloc[-1] for curve in curves)  # one that diverged keeps its last value
+    end = max(start, end(curve[x].iloc[-1] for curve in curves))
     grid = np.linspace(start, end, 200)
     return grid, np.stack([np.interp(grid, curve[x], curve[y]) for curve in curves])
 

@@ -67,7 +67,7 @@ keep() { # to OUT, whole or not at all
     mkdir -p "$new"
     stage
     find benchmark/results -name '*.csv' -newer .gpu/begun -print0 > .gpu/results
-    tar -cz --null -T .gpu/results -C .gpu/staged $(cd .gpu/staged && ls) | split -d -b 15M - "$new/kept.tar.gz."
+    tar -cz --null -T .gpu/results -C .gpu/staged . | split -d -b 15M - "$new/kept.tar.gz."
     rm -f "$out"/kept.tar.gz.*
     mv "$new"/* "$out"
 }

@@ -9,5 +9,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- memory "$@"
-exec "${python[@]}" benchmark/run.py lstm "$@"
+exec "${python[@]}" benchmark/run.py lstm "memory" "$@"

@@ -11,5 +11,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- default tuned "$@"
-exec "${python[@]}" benchmark/run.py mujoco "$@"
+exec "${python[@]}" benchmark/run.py mujoco "default tuned" "$@"

@@ -6,5 +6,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- default "$@"
-exec "${python[@]}" benchmark/run.py pixels "$@"
+exec "${python[@]}" benchmark/run.py pixels "default" "$@"

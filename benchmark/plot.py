@@ -4,7 +4,8 @@ Run:  python benchmark/plot.py runs [MORE ...] [--out curves.png]
 
 Takes run directories or folders that hold some, of our scripts or of others that log CleanRL's tags
 into directories named env__exp__seed__time. Draws means of the last 100 episodes by environment and
-experiment: from five runs on with their 95% interval (Student's t), else with a thin line for each.
+experiment, as far as the shortest run goes: from five runs on with their 95% interval (Student's
+t), else with a thin line for each.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from tables import mean_cell, number, table
 
 def read_episodes(run_dir: Path) -> pd.DataFrame:
     """step, return and seconds of each episode: of episodes.csv, else of TensorBoard's files."""
-    if (run_dir / "episodes.csv").exists():
-        return pd.read_csv(run_dir / "episodes.csv")
+    file = run_dir / "episodes.csv"
+    if file.exists() and file.stat().st_size:
+        return pd.read_csv(file)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir), size_guidance={"scalars": 0}).Reload()
@@ -47,15 +49,16 @@ def read_run(run_dir: Path) -> dict | None:
     mean = episodes["return"].rolling(100, min_periods=1).mean()
     curve = episodes[["step", "seconds"]].assign(**{"return": mean})
     curve = pd.concat([curve.iloc[:: max(1, len(curve) // 500)], curve.iloc[[-1]]])  # enough to see
-    return {"env": env, "exp": exp, "seed": int(seed), "curve": curve}
+    return {"env": env, "exp": exp, "seed": str(seed), "curve": curve}
 
 
 def find_runs(folders: list[Path]) -> pd.DataFrame:
     """All runs below the folders, in the order of their names; the newest of each seed."""
     names = ("episodes.csv", "events.out.tfevents*")
-    run_dirs = {file.parent for folder in folders for name in names for file in folder.rglob(name)}
-    by_name = sorted(run_dirs, key=lambda path: path.name)  # those of a seed by time
-    found = [run for path in by_name if path.name.count("__") >= 3 and (run := read_run(path))]
+    files = (file for folder in folders for name in names for file in folder.resolve().rglob(name))
+    by_name = sorted({file.parent for file in files}, key=lambda path: path.name)  # seeds by time
+    named = [x for x in by_name if x.name.count("__") >= 3 or (x / "config.json").exists()]
+    found = [run for run_dir in named if (run := read_run(run_dir))]
     runs = pd.DataFrame(found, columns=["env", "exp", "seed", "curve"])
     newest = runs.drop_duplicates(["env", "exp", "seed"], keep="last")
     if older := len(runs) - len(newest):
@@ -74,7 +77,7 @@ def draw(runs: pd.DataFrame, out: Path) -> None:
     for row, (env, of_env) in zip(axes, groups_of(runs, "env")):
         for ax, (x, (unit, label)) in zip(row, AXES.items()):
             for exp, group in groups_of(of_env, "exp"):
-                grid, y = on_one_grid(list(group["curve"]), x)
+                grid, y = on_one_grid(list(group["curve"]), x, end=min)
                 draw_seeds(ax, grid / unit, y, colours[exp])
                 entries.setdefault((exp, colours[exp]), []).append(len(group))
             ax.set_xlabel(label)
@@ -87,7 +90,8 @@ def table_of(runs: pd.DataFrame) -> str:
     rows = []
     for (env, exp), group in groups_of(runs, "env", "exp"):
         last = pd.DataFrame([curve.iloc[-1] for curve in group["curve"]])
-        row = [env, exp, str(len(group)), f"{last['step'].max():,.0f}"]
+        steps = dict.fromkeys(f"{x:,.0f}" for x in sorted({last["step"].min(), last["step"].max()}))
+        row = [env, exp, str(len(group)), " to ".join(steps)]
         row += [mean_cell(last["return"].to_numpy()), number(last["seconds"].median() / 60)]
         rows.append(row)
     head = ["environment", "experiment", "runs", "steps"]

@@ -11,5 +11,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-[[ ${1:---dry-run} != --dry-run ]] || set -- ppo "$@"
-exec "${python[@]}" benchmark/run.py procgen "$@"
+exec "${python[@]}" benchmark/run.py procgen "ppo" "$@"

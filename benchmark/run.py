@@ -7,8 +7,8 @@ Variables:
   ENVS, SEEDS, STEPS   instead of those of recipes.csv
   SUFFIX    of the folder of results, such as _mine: the same runs again, beside the old ones
   FLAGS     for every run, such as "--track"; what changes learning needs a SUFFIX
-  WORKERS   runs side by side (all cores; 1 if a recipe takes all cores)
-  THREADS   of each run (1; all cores if a recipe takes all of them)
+  WORKERS   runs side by side (all cores; if a recipe takes all cores, one for each of GPUS, or 1)
+  THREADS   of each run (1; if a recipe takes all cores, its share of them)
   GPUS      of this machine, such as "0 1 2 3": the runs side by side have one each
   TASK      number of a run of the plan, from 0: only that one, see slurm.sbatch
   PYTHON    how bash starts Python (uv run python)
@@ -46,11 +46,11 @@ from results import ROOT, environments_of, file_of, read_facts, read_recipes
 GONE = {"v_value": 1, "n_aux_grad_accum": 1, "clip_obs": 10, "clip_reward": 10}
 # What may differ between two runs: none of it changes what is learned.
 FREE = set("exp_name resume evaluate cuda compile env_threads micro_batch capture_video".split())
-FREE |= set("track wandb_project_name wandb_entity checkpoint_every checkpoint_seconds".split())
+FREE |= set("track wandb_project_name wandb_entity checkpoint_seconds".split())
 FREE |= set("eval_episodes eval_deterministic eval_levels".split())
 NAMES = {"exp_name", "seed", "env_id", "total_timesteps", "resume", "evaluate"}  # not for FLAGS
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-BAR = re.compile(r"[^\r\n]*/\d+ \[.*?\]\r?")  # of progress, whose last state comes after an error
+BAR = re.compile(r"[^\r\n]*/\d+ \[.*?\]\r?")  # a state of the progress bar
 LIBC = ctypes.CDLL(None)
 
 
@@ -109,7 +109,8 @@ def parsed(script: Path, flags: tuple[str, ...]) -> dict:
         lines = (errors.getvalue() or str(error)).splitlines()
         words = " ".join(line.strip("╭─╮│╰╯ ") for line in lines)
         raise Refused(f"{script.name} {shlex.join(flags)}: {words}") from error
-    return asdict(args) | {"script": script.stem, "patch": patch_in(script)}
+    plain = json.loads(json.dumps(asdict(args), default=str))  # as config.json has them
+    return plain | {"script": script.stem, "patch": patch_in(script)}
 
 
 def asked_by(run: Run) -> dict:
@@ -213,6 +214,14 @@ def with_flags(runs: list[Run]) -> list[Run]:
 
 
 # -- training --
+def last_words(log: str) -> str:
+    """Why a run ended: its own last error, which the output of other programs may follow."""
+    lines = [line for line in BAR.sub("\n", log).splitlines() if line.strip()]
+    refusals = [line for line in lines if line.startswith("error: ")]
+    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (refusals or exceptions or lines or ["it printed nothing"])[-1]
+
+
 def had(run: Run) -> str:
     """What a results file that exists is to the run; empty if there is none."""
     if not run.csv.exists():
@@ -228,12 +237,14 @@ class Pool:
 
     def __init__(self, runs: list[Run]):
         self.runs, self.stopped, self.children = runs, False, set()
+        self.texts = {run.script: run.script.read_bytes() for run in runs}
         cores, kind = len(os.sched_getaffinity(0)), runs[0].cores
-        self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
-        threads = 1 if kind == "one" else -(-cores // max(self.processes, 1))
-        self.workers = int(os.environ.get("WORKERS") or (cores if kind == "one" else 1))
-        self.threads = os.environ.get("THREADS") or str(threads)
         gpus = os.environ.get("GPUS", "").split()
+        self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
+        workers = {"one": cores, "all": len(gpus) or 1}.get(kind, 1)
+        self.workers = int(os.environ.get("WORKERS") or workers)
+        threads = 1 if kind == "one" else -(-cores // max(self.processes, self.workers))
+        self.threads = os.environ.get("THREADS") or str(threads)
         self.gpus = queue.SimpleQueue()
         for i in range(self.workers if gpus else 0):
             self.gpus.put(gpus[i % len(gpus)])
@@ -251,6 +262,8 @@ class Pool:
         """One run up to its results file: what became of it, in a line."""
         if self.stopped or run.csv.exists():
             return had(run)
+        if run.script.read_bytes() != self.texts[run.script]:
+            return f"FAIL {run.name}: {run.script.name} was changed after the first run had begun"
         run.home.mkdir(parents=True, exist_ok=True)
         log = run.home / f"{run.name}.log"
         with open(log, "a") as file:
@@ -258,12 +271,14 @@ class Pool:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the run has ended
             except BlockingIOError:
                 return f"FAIL {run.name} is just being run by another suite, see {log}"
+            except OSError:  # a disk without locks, as some of a cluster are
+                pass
+            begin = file.tell()
             old, code = newest_run(run, to_resume=True), 0
             if not (old and is_finished(load_checkpoint(old))):
                 print(f"run  {run.name}{f', resumed from {old}' if old else ''}", flush=True)
                 code = self.wait_for(self.command(run, old), run.home, file)
-        lines = BAR.sub("\n", log.read_text()).splitlines()
-        end = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+        end = last_words(log.read_bytes()[begin:].decode(errors="replace"))
         diverged = code != 0 and "not finite" in end
         if code and not diverged:
             return f"FAIL {run.name}, exit code {code}: {end} ({log})"
@@ -304,10 +319,12 @@ class Pool:
         lines, start, trained = [], time.monotonic(), 0
         os.environ |= dict.fromkeys(THREADS, self.threads)
         with ThreadPoolExecutor(self.workers) as pool:
-            futures = [pool.submit(self.train, run) for run in self.runs]
+            futures = {pool.submit(self.train, run): run for run in self.runs}
             try:
                 for future in as_completed(futures):
-                    lines.append(future.result())
+                    error = future.exception()
+                    failed = f"FAIL {futures[future].name}: {error!r}"
+                    lines.append(failed if error else future.result())
                     trained += lines[-1].startswith("done")
                     left = len(futures) - len(lines)
                     minutes = (time.monotonic() - start) / max(trained, 1) * left / 60
@@ -325,14 +342,15 @@ class Pool:
 def train_all(runs: list[Run], dry_run: bool) -> list[str]:
     """The runs of a plan, or the one that TASK names; exit code 1 if one has no result."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not runs:
+        raise Refused("these ENVS and SEEDS leave no run")
     task = os.environ.get("TASK")
     if task:
         if not int(task) < len(runs):
             raise Refused(f"no run has the number TASK ({task})")
         runs = [runs[int(task)]]
     if dry_run:
-        pool = Pool(runs)
-        commands = (pool.command(run, newest_run(run, to_resume=True)) for run in runs)
+        commands = (Pool([run]).command(run, newest_run(run, to_resume=True)) for run in runs)
         lines = [had(run) or shlex.join(command) for run, command in zip(runs, commands)]
         print("\n".join(lines))
     else:
@@ -345,8 +363,9 @@ def train_all(runs: list[Run], dry_run: bool) -> list[str]:
 
 
 def main() -> None:
-    suite, *recipes = [word for word in sys.argv[1:] if word != "--dry-run"] or [""]
-    dry_run = "--dry-run" in sys.argv
+    suite, by_default, *words = sys.argv[1:]
+    recipes = [word for word in words if word != "--dry-run"] or by_default.split()
+    dry_run = "--dry-run" in words
     try:
         runs = with_flags(plan(suite, recipes))
         lines = train_all(runs, dry_run)

@@ -17,6 +17,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,7 @@ def speed_of(folder: str) -> dict:
 
 
 def measure(command: list[str], short: bool) -> dict:
-    """One training in an empty directory: speed, wall seconds and peak memory of the process."""
+    """One training in an empty directory: speed, wall seconds, peak memory (largest process)."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as log:
         env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache"}
         start = time.perf_counter()
@@ -93,12 +94,13 @@ def main() -> None:
         sys.exit(f"error: {path} exists: SUFFIX=_mine measures beside it")
     if load > options.max_load:
         sys.exit(f"error: the load of this machine is {load:.2f}: wait, or give --max-load")
+    python = shutil.which(options.python) or sys.exit(f"error: no program {options.python}")
     peer = (options.clone / row["peer"]).resolve() if row["peer"] else None
     adapter = HERE / "peers" / row["adapter"] if row["adapter"] else peer
     os.environ |= {"PEER_SCRIPT": str(peer)} | dict.fromkeys(THREADS, row["threads"])
     sides = {
         "ours": (sys.executable, ROOT / row["ours"], row["ours_flags"]),
-        "peer": (os.path.abspath(options.python), adapter, row["peer_flags"]),
+        "peer": (os.path.abspath(python), adapter, row["peer_flags"]),
     }
     flags = ["--env-id", row["env"], "--total-timesteps", row["steps"]]
     pairs = []
@@ -115,7 +117,7 @@ def main() -> None:
         pairs.append(pair)
 
     facts = {"env": row["env"], "steps": row["steps"], "threads": row["threads"]}
-    facts |= {"commit": commit_of(ROOT), "hardware": machine()}
+    facts |= {"commit": os.environ.get("COMMIT") or commit_of(ROOT), "hardware": machine()}
     facts |= {"load_before": f"{load:.2f}", "short": "yes" if options.short else "no"}
     for side, (python, script, extra) in sides.items():
         command = [python, "-c", VERSIONS]

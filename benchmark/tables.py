@@ -61,8 +61,10 @@ def text(rule: str) -> str:
 
 
 def number(x: float, size: float | None = None) -> str:
-    """x without decimals if `size` (or x itself) is at least 100, else with one."""
-    return f"{x:.0f}" if abs(x if size is None else size) >= 100 else f"{x:.1f}"
+    """x with one decimal; with none if `size` (or x itself) is at least 100, below 1 with three."""
+    size = abs(x if size is None else size)
+    digits = 0 if size >= 100 else 3 if 0 < size < 1 else 1
+    return f"{x:.{digits}f}"
 
 
 def signed(x: float, size: float) -> str:
@@ -167,14 +169,12 @@ def folder_section(folder: str) -> str:
 def summary_section(folder: str = "mujoco") -> str:
     """One row for each environment: the two recipes with curves, and what CleanRL has published."""
     runs, recipes = results.read_runs(folder), results.recipes_of(folder)
+    returns = results.returns_of(folder)
     shown = recipes[recipes["colour"] != ""]
     rows = []
     for env, of_env in results.groups_of(runs, "env"):
-        returns = {
-            exp: group["final_return"].to_numpy() for exp, group in results.groups_of(of_env, "exp")
-        }
         theirs = "; ".join(map(spread, results.peers(folder, of_env.iloc[0]))) or "-"
-        rows.append([env, *(mean_cell(returns.get(exp)) for exp in shown.index), theirs])
+        rows.append([env, *(mean_cell(returns.get((exp, env))) for exp in shown.index), theirs])
     return f"{table(['environment', *shown['label'], 'CleanRL'], rows)}\n\n{text(SUMMARY_RULE)}"
 
 

@@ -6,6 +6,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-ideas=(staggered_resets adam_reset spo weight_decay cosine_annealing)
-[[ ${1:---dry-run} != --dry-run ]] || set -- "${ideas[@]}" "$@"
-exec "${python[@]}" benchmark/run.py variant baseline "$@"
+[[ $# == 0 || $* == --dry-run ]] || set -- baseline "$@"
+all="baseline staggered_resets adam_reset spo weight_decay cosine_annealing"
+exec "${python[@]}" benchmark/run.py variant "$all" "$@"

@@ -138,12 +138,12 @@ def test_a_suite_that_ends_in_any_way_ends_its_run_and_resumes_it(project):
 def test_compare_trains_both_and_prints_the_difference(project):
     source = (project / "ppo.py").read_text()
     mine = source.replace("gamma: float = 0.99", "gamma: float = 0.9")
-    (project / "my_ppo.py").write_text(mine)
-    command = ["benchmark/compare.sh", "ppo.py", "my_ppo.py", "--eval-episodes", "0"]
+    (project / "my ppo (copy).py").write_text(mine)
+    command = ["benchmark/compare.sh", "ppo.py", "my ppo (copy).py", "--eval-episodes", "0"]
     tiny = {"STEPS": "2048", "SEEDS": "1"}  # CartPole is ppo.py's own
     output = output_of(start(project, *command, **tiny))
     head, _, row = [line for line in output.splitlines() if line.startswith("|")]
-    assert re.search(r"\| ppo-\w{8} \| my_ppo-\w{8} \| difference", head)
+    assert re.search(r"\| ppo-\w{8} \| my-ppo-copy--\w{8} \| difference", head)
     assert row.startswith("| CartPole-v1 | 1, 1 |")
     tiny["ENVS"] = "CartPole-v1 Acrobot-v1"
     output = output_of(start(project, *command, "--dry-run", **tiny))
@@ -221,6 +221,7 @@ REFUSED = [
     ({"FLAGS": "--seed 7", "SUFFIX": "_mine"}, "FLAGS may not have seed"),
     ({"FLAGS": "--no-such-flag"}, "Unrecognized options: --no-such-flag"),
     ({"SEEDS": "1,2"}, r"SEEDS \(1,2\) are numbers"),
+    ({"SEEDS": ""}, "leave no run"),
     ({"TASK": "99"}, r"no run has the number TASK \(99\)"),
     ({"SUFFIX": "_1M"}, "atari_1M is the folder of another recipe"),
 ]
@@ -234,6 +235,45 @@ def test_what_would_go_wrong_unnoticed_is_refused(variables, words, here, monkey
         run.train_all(run.with_flags(run.plan("atari", ["default"])), dry_run=True)
     with pytest.raises(run.Refused, match="recipes of atari: default, bf16, 1M, fast"):
         run.plan("atari", ["nonsense"])
+
+
+def test_runs_side_by_side_share_cards_and_cores(here, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    one, every = run.plan("classic", ["default"])[:1], run.plan("atari", ["default"])
+    wanted = [(one, "", 8, "1"), (every, "", 1, "8"), (one, "0 1", 8, "1"), (every, "0 1", 2, "4")]
+    for runs, gpus, workers, threads in wanted:
+        monkeypatch.setenv("GPUS", gpus)
+        pool = run.Pool(runs)
+        assert (pool.workers, pool.threads) == (workers, threads)
+
+
+def test_the_last_words_of_a_run_are_its_own():
+    bar = " 50%|##   | 5/10 [00:01<00:01, 5step/s]"
+    refusal, wandb = "error: losses are not finite", "wandb: Find logs at: wandb/run/logs\n"
+    assert run.last_words(f"run: x\n{bar}\r{bar}{refusal}\n{wandb}") == refusal
+    crash = "Traceback (most recent call last):\n  here\nmy.module.OddError: no\n"
+    assert run.last_words(f"{crash}{bar}\n{wandb}") == "my.module.OddError: no"
+    assert run.last_words(f"Killed\n{bar}") == "Killed"
+    assert run.last_words("") == "it printed nothing"
+
+
+def test_what_breaks_one_run_is_one_line(here, monkeypatch):
+    """A script that changed after the plan was made, an error of our own, a disk without locks."""
+    runs = run.plan("classic", ["default"])[:2]
+    pool = run.Pool(runs)
+    pool.texts[runs[0].script] += b"another"
+    assert "ppo.py was changed after" in pool.train(runs[0])
+
+    def no_locks(file, how):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(run.fcntl, "flock", no_locks)
+    monkeypatch.setattr(run.Pool, "wait_for", lambda *_: 1)
+    pool = run.Pool(runs)
+    monkeypatch.setattr(run, "newest_run", lambda each, to_resume: {"CartPole-v1": None}[each.env])
+    ends = sorted(pool.work())
+    assert ends[0] == "FAIL Acrobot-v1__ppo__1: KeyError('Acrobot-v1')"
+    assert ends[1].startswith("FAIL CartPole-v1__ppo__1, exit code 1: it printed nothing")
 
 
 @pytest.mark.e2e
@@ -281,7 +321,7 @@ def finished(here) -> Callable:
         run_dir = here / "runs" / str(len(list(here.glob("runs/*"))))
         run_dir.mkdir(parents=True)
         config = {"args": args, "command": "/somewhere/my_ppo.py --seed 3", "commit": "1"}
-        config |= {"versions": {"torch": "2"}, "hardware": "a"}
+        config |= {"versions": {"torch": "2"}}
         (run_dir / "config.json").write_text(json.dumps(config))
         (run_dir / "my_ppo.py").write_text("print()")
         (run_dir / "episodes.csv").write_text("step,return,length,seconds\n10,2,4,1\n30,4,9,3\n")
@@ -293,17 +333,20 @@ def finished(here) -> Callable:
 
 
 def test_a_results_file_says_how_its_run_was_made(finished):
-    """Also on a second machine, if it went on there."""
+    """Also with other versions, if it went on with them; in the order of its parts."""
     run_dir = finished()
     config = json.loads((run_dir / "config.json").read_text())
-    (run_dir / "config_2.json").write_text(json.dumps(config | {"hardware": "b"}))
+    for iteration, torch_version in ((9, "3"), (10, "4")):
+        text = json.dumps(config | {"versions": {"torch": torch_version}})
+        (run_dir / f"config_{iteration}.json").write_text(text)
+        os.utime(run_dir / f"config_{iteration}.json", (2e9 + iteration, 2e9 + iteration))
     path = collect.collect(run_dir, "suite")
     assert path == results.RESULTS / "suite" / "a-B-c-v0" / "exp__3.csv"
     facts, curve = results.read_facts(path), results.read_curve(path)
     assert facts["command"] == "my_ppo.py --seed 3" and facts["script"] == "my_ppo"
     assert json.loads(facts["args"])["resume"] is None and json.loads(facts["args"])["seed"] == 3
     assert facts["sha256"] == hashlib.sha256(b"print()").hexdigest()
-    assert facts["hardware"] == "a; then b" and facts["versions"] == "torch 2"
+    assert facts["versions"] == "torch 2; then torch 3; then torch 4"
     assert facts["final_return"] == facts["return_of_iterations"] == "3.0"
     assert curve["step"].iloc[-1] == 30 and curve["return"].tolist()[-1] == 3
     text = path.read_text()
@@ -513,8 +556,11 @@ def test_speeds_keep_their_own_rule():
 
 
 def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
-    """Of our scripts, and of others that log CleanRL's tags; of a seed's runs the newest."""
-    for exp, seed, at, value in (("ours", 1, 1, 3.0), ("ours", 2, 1, 9.0), ("ours", 2, 2, 5.0)):
+    """Of our scripts, and of others that log CleanRL's tags; of a seed's runs the newest. A run may
+    be shorter, and have another name.
+    """
+    ours = [("ours", 1, 1, 3.0), ("ours", 2, 1, 9.0), ("ours", 2, 2, 5.0)]
+    for exp, seed, at, value in [*ours, ("cut", 1, 1, 3.0), ("cut", 2, 1, 3.0)]:
         run_dir = tmp_path / "runs" / f"Hopper-v4__{exp}__{seed}__{at}"
         run_dir.mkdir(parents=True)
         config = {"args": {"env_id": "Hopper-v4", "exp_name": exp, "seed": seed}}
@@ -522,6 +568,8 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
         rows = [f"{step},{0.0 if step < 50 else value},9,{step / 10}" for step in range(150)]
         rows[60] = f"60,{value + 100},9,6.0"  # one of the last 100
         (run_dir / "episodes.csv").write_text("\n".join(["step,return,length,seconds", *rows]))
+    (run_dir / "episodes.csv").write_text("\n".join(["step,return,length,seconds", *rows[:100]]))
+    run_dir.rename(tmp_path / "runs" / "renamed")
     with SummaryWriter(tmp_path / "runs" / "Hopper-v4__theirs__1__1700000000") as writer:
         for step in range(150):
             writer.add_scalar("charts/episodic_return", 14.0 if step >= 50 else 0.0, step)
@@ -531,5 +579,6 @@ def test_a_plot_of_ones_own_runs(tmp_path, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "left out 1 older runs" in err
     rows = [line for line in out.splitlines() if line.startswith("| Hopper")]
-    assert rows[0].startswith("| Hopper-v4 | ours | 2 | 149 | 5.0 (4.0, 6.0) |")
-    assert rows[1].startswith("| Hopper-v4 | theirs | 1 | 149 | 14.0 |")
+    assert rows[0].startswith("| Hopper-v4 | cut | 2 | 99 to 149 | 3.2 (4.0, 2.5) |")
+    assert rows[1].startswith("| Hopper-v4 | ours | 2 | 149 | 5.0 (4.0, 6.0) |")
+    assert rows[2].startswith("| Hopper-v4 | theirs | 1 | 149 | 14.0 |")
