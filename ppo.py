@@ -198,6 +198,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -370,7 +371,7 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -430,6 +431,8 @@ def seed_everything(seed: int) -> None:
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
+    render_mode = "rgb_array"  # it may draw without saying so
+
     def __init__(self, env: gym.Env):
         super().__init__(env)
         shape = env.observation_space.shape
@@ -480,7 +483,7 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
         hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
-        require("render_mode" not in str(error), f"--capture-video: {error}")
+        require("argument 'render_mode'" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
@@ -531,7 +534,7 @@ def make_envs(args: Args, run_dir: Path) -> gym.vector.VectorEnv:
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -667,7 +670,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ["torch", "gymnasium", "numpy"]
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -680,7 +683,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

@@ -392,6 +392,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -599,7 +600,7 @@ def check_args(args: Args) -> None:
         require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
         require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
     game_name(args.env_id)
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -701,8 +702,8 @@ def try_env(args: Args, checkpoint: dict | None) -> None:
 def make_envs(args: Args, run_dir: Path, seed: int, videos: str = "videos") -> gym.vector.VectorEnv:
     """N games; the step after the end of an episode ignores its action and resets (NEXT_STEP).
 
-    infos: "reward" is the reward before [A06] (of a reset: what FIRE scored, 0 with EnvPool),
-    "terminated" says that the whole game is over.
+    infos: "reward" is the reward before [A06] (of a reset: what no-op and FIRE scored, 0 with
+    EnvPool), "terminated" says that the whole game is over.
     """
     if args.env_backend == "envpool":
         return make_envpool(args, seed)
@@ -748,7 +749,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -885,7 +886,7 @@ def provenance(args: Args) -> dict:
     packages = ["torch", "gymnasium", "numpy", "ale-py"]
     packages += ["envpool"] if find_spec("envpool") else []
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -898,7 +899,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

@@ -293,6 +293,7 @@ def loss_and_grad(agent: Agent, batch: dict, mb_inds, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -476,7 +477,7 @@ def check_args(args: Args) -> None:
     for name in ("gamma", "gae_lambda"):
         value = getattr(args, name)
         require(0 <= value <= 1, f"--{name.replace('_', '-')} ({value}) must be between 0 and 1")
-    require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is no number")
+    require(math.isfinite(args.init_log_std), f"--init-log-std ({args.init_log_std}) is not finite")
     batch = f"--num-envs times --num-steps ({args.num_envs} * {args.num_steps})"
     even = args.batch_size % args.num_minibatches == 0
     require(even, f"{batch} is not divisible by --num-minibatches ({args.num_minibatches})")
@@ -488,7 +489,7 @@ def check_args(args: Args) -> None:
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -549,6 +550,8 @@ def seed_everything(seed: int) -> None:
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
+    render_mode = "rgb_array"  # it may draw without saying so
+
     def __init__(self, env: gym.Env):
         super().__init__(env)
         shape = env.observation_space.shape
@@ -559,7 +562,8 @@ class PlainEnv(gym.Wrapper):
         return self.plain(obs, self.observation_space.shape), {}
 
     def step(self, action):
-        obs, reward, terminated, truncated, _ = self.env.step(np.array(action))
+        action = action.astype(self.action_space.dtype)  # a copy: an environment may write into it
+        obs, reward, terminated, truncated, _ = self.env.step(action)
         obs = self.plain(obs, self.observation_space.shape)
         return obs, self.plain(reward, ()).item(), bool(terminated), bool(truncated), {}
 
@@ -596,7 +600,7 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
     except (gym.error.Error, ModuleNotFoundError) as error:
         raise Refused(f"error: --env-id ({args.env_id}): {error}") from error
     except TypeError as error:
-        require("render_mode" not in str(error), f"--capture-video: {error}")
+        require("argument 'render_mode'" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own
     obs_space, action_space = env.observation_space, env.action_space
     is_vector = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
@@ -739,7 +743,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -875,7 +879,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ["torch", "gymnasium", "mujoco", "numpy"]
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -888,7 +892,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

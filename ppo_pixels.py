@@ -61,7 +61,7 @@ class Args:
 
     # -- algorithm --
     env_id: str = "CartPole-v1"  # id of the environment, or module:id
-    total_timesteps: int = 200_000  # steps in all, skipped frames not counted; whole batches
+    total_timesteps: int = 200_000  # steps without skipped frames, rounded down to batches
     learning_rate: float = 1e-3  # learning rate of Adam
     num_envs: int = 8  # environments stepped together [C01]
     num_steps: int = 32  # steps of each environment in a rollout
@@ -119,7 +119,7 @@ def wrap_images(env: gym.Env, args: Args) -> gym.Env:
     if not is_image(env.observation_space):
         env = gym.wrappers.AddRenderObservation(env)
     shape = env.observation_space.shape
-    # What OpenCV can resize:
+    # What Gymnasium can resize:
     is_picture = env.observation_space == gym.spaces.Box(0, 255, shape, np.uint8) and shape[2] <= 4
     size = tuple(min(length, args.image_size or length) for length in shape[:2])
     if is_picture and size != shape[:2]:
@@ -290,6 +290,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -479,7 +480,7 @@ def check_args(args: Args) -> None:
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -546,7 +547,7 @@ def is_image(space: gym.Space) -> bool:
 
 def bound_of(space: gym.spaces.Box) -> float:
     """The largest number, of any sign, that an image may have."""
-    return float(max(space.high.max(), -space.low.min()))
+    return float(max(space.high.max(), -float(space.low.min())))
 
 
 def image_scale(space: gym.spaces.Box) -> float:
@@ -557,6 +558,8 @@ def image_scale(space: gym.spaces.Box) -> float:
 
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
+
+    render_mode = "rgb_array"  # it may draw without saying so
 
     def __init__(self, env: gym.Env, frame_skip: int):
         super().__init__(env)
@@ -592,7 +595,7 @@ class PlainEnv(gym.Wrapper):
         return self.image(obs), total_reward, bool(terminated), bool(truncated), {}
 
     def image(self, obs) -> np.ndarray:
-        """The image with its channels last; no image passes, to be replaced by wrap_images."""
+        """The image with its channels last; what is none passes, and wrap_images replaces it."""
         if not self.is_image:
             return obs
         return np.moveaxis(self.plain(obs, self.shape, self.dtype), self.channel_axis, -1)
@@ -633,7 +636,7 @@ def raw_env(args: Args, renders: bool, why: str) -> gym.Env:
         hint = " (Atari: ppo_atari.py)" if isinstance(error, gym.error.UnregisteredEnv) else ""
         raise Refused(f"error: --env-id ({args.env_id}): {error}{hint}") from error
     except TypeError as error:
-        require("render_mode" not in str(error), f"{why} cannot render: {error}")
+        require("argument 'render_mode'" not in str(error), f"{why} cannot render: {error}")
         raise  # the environment's own
 
 
@@ -649,6 +652,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
         why = f"{args.env_id} observes {obs_space}, which is no image"
         require(args.render_as_observation, f"{why} (--render-as-observation sees what it renders)")
         env = raw_env(args, True, f"{why}, and")
+        hangs = args.env_backend == "async" and hasattr(env.unwrapped, "mujoco_renderer")
+        require(not hangs, "--env-backend async: MuJoCo cannot render in copies of a process")
         try_rendering(env, f"{why}, and")
     return wrap_images(env, args)
 
@@ -771,7 +776,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -907,7 +912,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ["torch", "gymnasium", "numpy"]
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -920,7 +925,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

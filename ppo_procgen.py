@@ -284,6 +284,7 @@ def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) ->
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
+    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
     check_args(args)
     keep_freed_memory()
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -477,7 +478,7 @@ def check_args(args: Args) -> None:
     limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
     require(limited, f"--start-level ({args.start_level}), --eval-levels unseen: give --num-levels")
     check_game(args.env_id)
-    found = not args.track or find_spec("wandb")
+    found = args.evaluate or not args.track or find_spec("wandb")
     require(found, "--track needs wandb (uv run --with wandb ...)")
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
@@ -644,7 +645,7 @@ def compiled(function, device: torch.device):
 class Log:
     """A run's outputs: TensorBoard (and W&B), episodes.csv, config.json and the progress bar."""
 
-    newest: "Log | None" = None  # which Ctrl-C names
+    newest: "Log | None" = None  # whose directory Ctrl-C names
 
     def __init__(self, args: Args, run_dir: Path, checkpoint: dict | None):
         Log.newest = self
@@ -780,7 +781,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ["torch", "gymnasium", "numpy", "procgen-mirror"]
     return {
-        "args": plain_args(args),
+        "args": asdict(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -793,7 +794,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": plain_args(args) | {"resume": None, "evaluate": None},
+        "args": asdict(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

@@ -182,12 +182,20 @@ class Odd(Toy):
 
 # -- actions --
 class Narrow(Toy):
-    """Its Discrete actions are bytes."""
+    """Its actions are bytes, or floats of 16 bits."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, discrete: bool = False, **kwargs):
         super().__init__(**kwargs)
-        if isinstance(self.action_space, Discrete):
-            self.action_space = Discrete(3, start=5, dtype=np.uint8)
+        narrow = Discrete(3, start=5, dtype=np.uint8), Box(-1, 1, (2,), np.float16)
+        self.action_space = narrow[0 if discrete else 1]
+
+
+# -- pictures --
+class Silent(Toy):
+    """It draws, and does not say so."""
+
+    def __init__(self, render_mode=None, **kwargs):
+        super().__init__(**kwargs)
 
 
 # -- seeds --
@@ -308,7 +316,18 @@ class Spaces(gym.Env):
 
 
 def register() -> None:
-    for kind in (Infos, Narrow, Seeds, Coin, Blind, BlindToo, BlindInSecret, Failing, Broken):
+    for kind in (
+        Infos,
+        Narrow,
+        Silent,
+        Seeds,
+        Coin,
+        Blind,
+        BlindToo,
+        BlindInSecret,
+        Failing,
+        Broken,
+    ):
         add(kind.__name__, kind)
     add("Steady", Toy)  # for runs that resume to the bit: episodes end with the rollouts
     add("Screen", Toy)  # for its one buffer

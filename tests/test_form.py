@@ -483,8 +483,10 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finish
     run_dir = finished(script)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
-    monkeypatch.setattr(script.module, "find_spec", lambda name: None)
+    monkeypatch.setattr(script.module, "find_spec", lambda name: name != "wandb")
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
+    script.module.parse_args(["--evaluate", str(run_dir), "--track"])  # as a tracked run asks
+    monkeypatch.setattr(script.module, "find_spec", lambda name: None)
     assert "moviepy" in message_of(script, *flags_of(script, capture_video=True))
     flags = ["--evaluate", str(run_dir), "--eval-episodes", "0"]
     assert "--eval-episodes" in message_of(script, *flags)
@@ -679,6 +681,13 @@ def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
     assert re.fullmatch(name, str(run_dir))
     monkeypatch.setenv("PATH", "nowhere")
     assert script.module.provenance(args)["commit"] == ""
+
+
+@each_text_of("plain_args", "save_checkpoint", lines=r"plain_args\(")
+def test_a_sweep_may_give_numpys_numbers(script):
+    numbers = {"seed": np.int64(2), "learning_rate": np.float64(1e-3), "gamma": np.float32(0.5)}
+    run_dir = train(script, **numbers, num_envs=np.int64(script.tiny["num_envs"]))
+    assert len(play(script, run_dir, "--eval-episodes", "2")) == 2
 
 
 @each_text_of("Log.iteration", "Log.episode", "Log.close", "train: log and checkpoint")
@@ -878,9 +887,10 @@ def frames_of(script: Script, name: str, steps: int, monkeypatch) -> list[list[i
 @filmed
 @each_text_of("PlainEnv.render", "Video.step", "film", rows=OWN)
 def test_videos_have_each_frame_as_it_was_drawn_and_are_bounded(script, monkeypatch):
-    """The environments draw into one buffer; one of them never ends."""
-    (video, *_) = frames_of(script, "Steady", 8, monkeypatch)
-    assert video == [20 * t for t in range(9)]
+    """The environments draw into one buffer; one does not say that it draws, one never ends."""
+    for name in ("Steady", "Silent"):
+        (video, *_) = frames_of(script, name, 8, monkeypatch)
+        assert video == [20 * t for t in range(9)]
     (video,) = frames_of(script, "Endless", 1600, monkeypatch)
     assert 1490 <= len(video) <= 1510
 

@@ -90,6 +90,11 @@ def test_the_network_fits_any_size(size):
     assert output.shape == (5, 4) and value.shape == (5,)
 
 
+def test_images_are_divided_by_their_largest_number():
+    assert ppo_pixels.image_scale(Box(1, 10, (4, 4, 3), np.uint8)) == 10
+    assert ppo_pixels.image_scale(Box(-20, 10, (4, 4, 3), np.float32)) == 20
+
+
 def test_for_84_pixels_it_is_the_nature_cnn():
     args = ppo_atari.Args(env_backend="gymnasium")
     nature = ppo_atari.Agent(Box(0, 255, (6, 84, 84), np.uint8), Discrete(4), args)
@@ -124,6 +129,12 @@ def test_stacks_of_images_and_wrong_bounds_are_refused():
     with pytest.raises(Refused, match="an image has 255 where its space ends at 1"):
         train(PIXELS, env_id="BrightDiscrete-v0")
     assert not Path("runs").exists()
+
+
+@pytest.mark.timeout(60)  # where it is not refused it hangs
+def test_mujoco_does_not_render_in_a_process_for_each():
+    with pytest.raises(Refused, match="--env-backend async: MuJoCo cannot render in copies"):
+        made("InvertedPendulum-v4", render_as_observation=True, env_backend="async")
 
 
 def test_an_agent_that_saw_something_else_is_refused():
