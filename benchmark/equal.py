@@ -145,6 +145,8 @@ def main() -> None:
     options = parser.parse_args()
     case, clone = CASES[options.case], options.clone.resolve()
     python = os.path.abspath(shutil.which(options.python) or sys.exit("error: no such PYTHON"))
+    if not (clone / case.original).exists():
+        sys.exit(f"error: there is no {case.original} in {clone}")
     commits = {"commit": commit_of(HERE), "original": f"{case.original}, {commit_of(clone)}"}
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +171,7 @@ def main() -> None:
     facts |= {"iterations": case.iterations, "epsilon": EPSILON, "hardware": machine()}
     facts["args"] = json.dumps(config["args"])
     facts["versions"] = ", ".join(" ".join(pair) for pair in config["versions"].items())
-    path = RESULTS / "equal" / f"{options.case}.csv"
+    path = RESULTS / f"equal{os.environ.get('SUFFIX', '')}" / f"{options.case}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     top = "".join(f"# {key}: {value}\n" for key, value in facts.items())
     path.write_text(top + apart.to_csv(float_format="%.3g"))

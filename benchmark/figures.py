@@ -19,18 +19,6 @@ AXES = {  # x of a curve -> its unit and label
 
 
 # -- shared with plot.py --
-def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, np.ndarray]:
-    """A grid for all seeds, and the returns, or other columns, (seeds, points) there.
-
-    It ends with the longest curve, and the others, which have diverged, keep their last value; or
-    with the shortest.
-    """
-    start = max(curve[x].iloc[0] for curve in curves)
-    end = max(start, end(curve[x].iloc[-1] for curve in curves))
-    grid = np.linspace(start, end, 200)
-    return grid, np.stack([np.interp(grid, curve[x], curve[y]) for curve in curves])
-
-
 def draw_seeds(ax, grid: np.ndarray, y: np.ndarray, colour: str) -> None:
     """The mean over seeds; around it the interval, or a thin line for each of a few seeds."""
     ax.plot(grid, y.mean(axis=0), color=colour, linewidth=2)
@@ -83,7 +71,8 @@ def draw_environment(ax, folder: str, of_env: pd.DataFrame, x: str) -> dict:
     unit, colours, entries = AXES[x][0], results.recipes_of(folder)["colour"], {}
     for exp, group in results.groups_of(of_env, "exp"):
         if colour := colours.get(exp):
-            grid, y = on_one_grid([results.read_curve(path) for path in group["path"]], x)
+            curves = [results.read_curve(path) for path in group["path"]]
+            grid, y = results.on_one_grid(curves, x)
             draw_seeds(ax, grid / unit, y, colour)
             entries[group["label"].iloc[0], colour] = len(group)
     limits = ax.get_ylim()  # wider bands of published figures are cut
@@ -155,11 +144,11 @@ def draw_worth(detail: str) -> None:
     for i, case in enumerate(cases):
         size, y = abs(np.mean(case["old"])), case["new"]
         mean, low, high = (100 * x / size for x in stats.difference(case["old"], y))
+        colour = FAMILY_COLOURS.get(detail[0], "#8c8c8c")
         if len(y) < stats.FEWEST:  # too few for an interval: each seed
             low = high = np.nan
             seeds = 100 * (y - np.mean(case["old"])) / size
-            ax.plot(seeds, [i] * len(y), "|", color=FAMILY_COLOURS.get(detail[0], "#8c8c8c"))
-        colour = FAMILY_COLOURS.get(detail[0], "#8c8c8c")
+            ax.plot(seeds, [i] * len(y), "|", color=colour)
         ax.plot([low, high], [i, i], color=colour, linewidth=2.5)
         ax.plot([mean], [i], "o", color=colour)
     ax.axvline(0, color="black", linewidth=1)
@@ -168,7 +157,9 @@ def draw_worth(detail: str) -> None:
     ax.set_yticks(range(len(cases)), texts, fontsize=9)
     ax.set_ylim(len(cases) - 0.5, -0.5)
     ax.grid(axis="x", alpha=0.3)
-    ax.set_xlabel("change of the return in %", fontsize=9)
+    ax.set_xscale("symlog", linthresh=100)  # some returns are near 0
+    ax.xaxis.set_major_formatter("{x:.0f}")
+    ax.set_xlabel("change of the return in % (beyond 100 logarithmic)", fontsize=9)
     save(fig, FIGURES / "details" / f"{detail}.svg")
 
 
@@ -188,7 +179,7 @@ def draw_broken(folder: str) -> None:
         for ax, name in zip(line, columns):
             for group, colour in ((healthy, "#8c8c8c"), (broken, "#d62728")):
                 curves = [results.read_curve(path) for path in group["path"]]
-                grid, y = on_one_grid(curves, "step", name)
+                grid, y = results.on_one_grid(curves, "step", name)
                 draw_seeds(ax, grid / 1e3, y, colour)
             ax.tick_params(labelsize=6)
             ax.xaxis.set_major_formatter("{x:.0f}")

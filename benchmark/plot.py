@@ -15,8 +15,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from figures import AXES, add_legend, draw_seeds, on_one_grid, save
-from results import groups_of
+from figures import AXES, add_legend, draw_seeds, save
+from results import groups_of, on_one_grid
 from tables import mean_cell, number, table
 
 

@@ -137,7 +137,7 @@ def patches_section() -> str:
 
 def details_section() -> str:
     """One row for each card of docs/details/: its id, its name and the scripts that have it."""
-    sources = {path.name: path.read_text() for path in sorted(ROOT.glob("*.py"))}
+    sources = {f"{name}.py": (ROOT / f"{name}.py").read_text() for name in sorted(results.SCRIPTS)}
     parts = []
     for family in FAMILIES:
         page, rows = ROOT / "docs" / "details" / f"{family}.md", []
@@ -221,9 +221,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="draw the figures, fill the blocks")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a block is stale")
     options = parser.parse_args()
-    for folder in options.folders:
-        if not any((RESULTS / folder).rglob("*.csv")):
-            sys.exit(f"error: there are no results in {RESULTS / folder}")
+    if options.folders and (options.write or options.check):
+        parser.error("--write and --check are for all documents: leave out FOLDER")
+    for folder in (name.strip("/") for name in options.folders):
+        runs = "*.csv" if folder.startswith("speed") else "*/*.csv"
+        if not any((RESULTS / folder).glob(runs)):
+            sys.exit(f"error: there are no results of runs in {RESULTS / folder}")
         show(folder)
     if options.folders:
         return

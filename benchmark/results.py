@@ -8,10 +8,12 @@ experiment without a colour has no curve). Behind the word `only` an experiment 
 environments, whatever ENVS says.
 """
 
+import re
 import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +70,7 @@ def read_facts(path: Path) -> dict[str, str]:
             name, value = line[2:].rstrip("\n").split(": ", 1)
             facts[name] = value
     for name in {"script", "ours"} & facts.keys():  # before version 1.0 these had no own script
-        if facts["env"].endswith("-v5"):
+        if re.fullmatch(r"\w+-v5", facts["env"]):  # a game of Atari
             facts[name] = facts[name].replace("ppo_lstm", "ppo_atari_lstm")
         if facts["env"].startswith("Microrts"):
             facts[name] = facts[name].replace("ppo_multidiscrete", "ppo_microrts")
@@ -78,6 +80,21 @@ def read_facts(path: Path) -> dict[str, str]:
 def read_curve(path: Path) -> pd.DataFrame:
     """Its columns: step, return and seconds of a run; other ones of speed, wins, equal."""
     return pd.read_csv(path, comment="#")
+
+
+def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, np.ndarray]:
+    """A grid for all seeds, and their returns, or another column, (seeds, points) there.
+
+    It ends with the longest curve, and the others, which have diverged, keep their last value; or
+    with the shortest. A grid of seconds has the mean time of the seeds at each step.
+    """
+    start = max(curve["step"].iloc[0] for curve in curves)
+    steps = np.linspace(start, max(start, end(curve["step"].iloc[-1] for curve in curves)), 200)
+
+    def at(name: str) -> np.ndarray:
+        return np.stack([np.interp(steps, curve["step"], curve[name]) for curve in curves])
+
+    return at(x).mean(axis=0), at(y)
 
 
 def file_of(folder: str, env: str, experiment: str, seed: str | int) -> Path:

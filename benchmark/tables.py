@@ -35,7 +35,8 @@ together, because all are compared with the same first row.
 """
 IMPROVEMENT_RULE = """
 Probability of improvement: that a run of the changed one is better than one of the original, mean
-over environments; from five seeds on with its 95% bootstrap interval.
+over environments; from five seeds on with its 95% bootstrap interval, which has no width where all
+runs of one are better.
 """
 
 BROKEN_RULE = """
@@ -198,7 +199,8 @@ def front_section(name: str) -> str:
         runs = runs if runs.empty else runs.query("env == @row.env and exp == @row.experiment")
         script, about = f"[`{row['script']}`]({row['script']})", f"[more]({row['page']})"
         if runs.empty:
-            rows.append([script, row["words"], row["environments"], "not measured yet", about])
+            missing = [script, row["words"], row["environments"], "not measured yet", about]
+            rows += [missing] if name == "scripts" else []
             continue
         first = runs.iloc[0]
         steps = f"{round(first['total_timesteps'] / 1e6, 1):g}M"
@@ -210,7 +212,9 @@ def front_section(name: str) -> str:
             rows.append([script, row["words"], row["environments"], score, about])
             continue
         known = results.published(row["folder"], row["env"], first["total_timesteps"])
-        known = known[known["source"].str.contains(row["published"])]["mean"]
+        known = known[known["source"].str.contains(row["published"])]
+        same = known[known["env_id"] == row["env"]]  # or of another version
+        known = (same if len(same) else known)["mean"]
         low, high = number(known.min()), number(known.max())
         theirs = f"{low if low == high else f'{low} to {high}'} ({row['by']})"
         command = f"`{row['script']} {row['flags']}`".replace(" `", "`")

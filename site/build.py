@@ -57,6 +57,7 @@ def linked(text: str, page: str, to: str) -> str:
 def as_markdown(text: str) -> str:
     """GitHub's Markdown as Python-Markdown reads it."""
     text = re.sub(r"(?m)^<!-- /?report:\w+ -->$", "", text)
+    text = text.replace("<details>", "<details markdown>")
     text = re.sub(r"(?m)(?<=[\d|]) (\[[-+\d.]+,) ([-+\d.]+\])", "\u00a0\\1\u00a0\\2", text)
     width, has_code, lines = 0, False, []  # width: of the marker of a list
     for line in text.splitlines():
@@ -84,7 +85,9 @@ def write_document(page: str, scripts: list[Script]) -> None:
     up = os.path.relpath(".", os.path.dirname(page) or ".")
 
     def places(match: re.Match) -> str:
-        having = [x for x in scripts if any(match[2] in ids for ids in x.marked.values())]
+        without = [f"{row.name}.py" for row in ROWS if match[2] in row.omitted]
+        marked = [x for x in scripts if any(match[2] in ids for ids in x.marked.values())]
+        having = [x for x in marked if x.name not in without]
         links = ", ".join(f"[`{x.name}`]({up}/{x.page}#{match[2]})" for x in having)
         return f"{match[0]}\n\n<small>In the code: {links or 'a patch'}</small>"
 

@@ -5,7 +5,10 @@ const palette = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b
 let data = null
 
 async function load() {
-  data = await (await fetch(`curves/${form.env.value}.json`)).json()
+  const chosen = form.env.value
+  const found = await (await fetch(`curves/${chosen}.json`)).json()
+  if (chosen !== form.env.value) return // another one in the meantime
+  data = found
   recipes.querySelectorAll("label").forEach((label) => label.remove())
   const isChosen = data.ours.some((run) => run.colour) ? (run) => run.colour : (run, i) => i < 2
   data.ours.forEach((run, i) => {
@@ -52,7 +55,7 @@ function traces() {
   })
   const end = Math.max(...data.ours.map((run) => run[axis].x.at(-1)))
   data.lines.forEach(({ label, mean }, i) =>
-    line([0, end], [mean, mean], label, `hsl(${40 * i}, 15%, 55%)`, { line: { dash: "dash" }, trace: {} }))
+    line([0, end], [mean, mean], label, `hsl(${70 * i}, 45%, 50%)`, { line: { dash: "dash" }, trace: {} }))
   if (axis === "step") data.points.forEach(({ label, x, y }, i) =>
     line(x, y, label, ["#17becf", "#bcbd22"][i % 2], { line: { dash: "dash" }, trace: { mode: "lines+markers" } }))
   return found
@@ -76,6 +79,6 @@ function draw() {
 }
 
 form.env.addEventListener("change", load)
-form.addEventListener("change", (event) => event.target !== form.env && draw())
+form.addEventListener("change", (event) => event.target !== form.env && data && draw())
 new MutationObserver(() => data && draw()).observe(document.body, { attributeFilter: ["data-md-color-scheme"] })
 load()

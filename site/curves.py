@@ -10,7 +10,6 @@ import results
 import stats
 from tables import published_study
 
-POINTS = 200  # of a curve
 AXES = {"step": 1e6, "seconds": 60}  # x of a curve -> its unit
 
 
@@ -21,10 +20,7 @@ def rounded(x) -> list:
 
 def on_grid(curves: list, axis: str) -> dict:
     """Returns of all seeds, their mean and its interval, on a grid that all have."""
-    start = max(curve[axis].iloc[0] for curve in curves)
-    end = max(curve[axis].iloc[-1] for curve in curves)  # one that diverged keeps its last value
-    grid = np.linspace(start, end, POINTS)
-    y = np.stack([np.interp(grid, curve[axis], curve["return"]) for curve in curves])
+    grid, y = results.on_one_grid(curves, axis)
     found = {
         "x": rounded(grid / AXES[axis]),
         "seeds": [*map(rounded, y)],

@@ -86,7 +86,8 @@ class Script:
             line = TAG.sub(card, self.coloured[i - 1])
             for detail in self.marked.get(i, []) if is_home else []:
                 line = f'<span class="marked" id="{detail}">{line}</span>'
-            number = f'<a class="number" {number} data-n="{i}" aria-label="line {i}"></a>'
+            number += f' data-n="{i}" aria-label="line {i}" tabindex="-1"'
+            number = f'<a class="number" {number}></a>'
             line = f"{number}{line}&#10;"  # all on one line: Markdown must not read it
             lines.append(line if is_home else f'<span class="line">{line}</span>')
         text = "".join(lines)

@@ -1,4 +1,4 @@
-"""CleanRL's ppo_atari_lstm.py, unchanged, on EnvPool with the settings of ppo_lstm.py.
+"""CleanRL's ppo_atari_lstm.py, unchanged, on EnvPool with the settings of ours.
 
 PEER_SCRIPT=path/to/ppo_atari_lstm.py python cleanrl_ppo_atari_lstm.py FLAGS...; needs torch,
 envpool, gymnasium, tensorboard, tyro.

@@ -20,7 +20,6 @@ sys.modules["wandb"] = wandb
 
 script = os.environ["PEER_SCRIPT"]
 if "envpool" in Path(script).name:
-    os.environ["PEER_SCRIPT"] = script
     script = str(Path(__file__).with_name("cleanrl_ppo_atari_envpool.py"))
 with SummaryWriter("runs/leanrl") as writer:
     runpy.run_path(script, run_name="__main__")
