@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -198,7 +198,7 @@ def ppo_loss(newlogprob, entropy, newvalue, mb: dict, clip_coef, args: Args):
 
 def train(args: Args) -> dict:
     """Train a new run, or continue that of --resume; returns the run's results."""
-    args = Args(**plain_args(args))  # a sweep may have given NumPy's numbers
+    args = plain_numbers(args)  # a sweep may have given NumPy's
     check_args(args)
     torch.set_num_threads(1)  # networks this small are slower with more
     torch.backends.cudnn.deterministic = args.torch_deterministic
@@ -371,8 +371,8 @@ def check_args(args: Args) -> None:
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
     require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
-    found = args.evaluate or not args.track or find_spec("wandb")
-    require(found, "--track needs wandb (uv run --with wandb ...)")
+    found = args.evaluate or not args.track or getattr(find_spec("wandb"), "origin", None)
+    require(found, "--track needs wandb (uv run --with wandb ...)")  # ./wandb has no origin
     found = not args.capture_video or find_spec("moviepy")
     require(found, "--capture-video needs moviepy (pip install moviepy)")
     found = args.evaluate or not args.cuda or torch.cuda.is_available()
@@ -551,8 +551,7 @@ class Log:
         else:
             print("step,return,length,seconds", file=self.episodes)
             shutil.copy(__file__, run_dir)
-        if args.track:
-            start_wandb(args, run_dir)
+        self.wandb_run = start_wandb(args, run_dir) if args.track else None
         name = f"config_{past['iteration']}.json" if checkpoint else "config.json"
         (run_dir / name).write_text(json.dumps(provenance(args), indent=2))
         step = past["iteration"] * args.batch_size
@@ -618,6 +617,8 @@ class Log:
             self.writer.add_scalar("eval/episodic_return", np.mean(eval_returns), step)
         self.writer.close()
         self.episodes.close()
+        if self.wandb_run:
+            self.wandb_run.finish()
         return results
 
 
@@ -635,12 +636,12 @@ def lock(file, message: str) -> None:
         print(f"{file.name} cannot be locked, so start no other process on this run: {error}")
 
 
-def start_wandb(args: Args, run_dir: Path) -> None:
-    """Log to W&B too. Its files are in ./wandb: in the run's directory it would upload them."""
+def start_wandb(args: Args, run_dir: Path):
+    """Log to W&B, too. Its files are in ./wandb: in the run's directory it would upload them."""
     import wandb
 
     try:
-        wandb.init(
+        return wandb.init(
             project=args.wandb_project_name,
             entity=args.wandb_entity,
             id=run_dir.resolve().name,
@@ -653,15 +654,19 @@ def start_wandb(args: Args, run_dir: Path) -> None:
         )
     except wandb.errors.Error as error:
         if not args.resume:
-            shutil.rmtree(run_dir)
+            shutil.rmtree(run_dir, ignore_errors=True)
         raise Refused(f"error: --track: {first_line(error)}") from error
 
 
+def plain_numbers(args: Args) -> Args:
+    """The flags with Python's own numbers."""
+    return replace(args, **{k: x.item() for k, x in vars(args).items() if hasattr(x, "item")})
+
+
 def plain_args(args: Args) -> dict:
-    """The flags as Python's own values; a sweep may have given NumPy's numbers or paths."""
-    plain = bool | int | float | str | tuple | list | None
-    items = {k: x.item() if hasattr(x, "item") else x for k, x in asdict(args).items()}
-    return {k: x if isinstance(x, plain) else str(x) for k, x in items.items()}
+    """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
+    plain = bool | int | float | str | tuple | list | dict | None
+    return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 
 def provenance(args: Args) -> dict:
@@ -670,7 +675,7 @@ def provenance(args: Args) -> dict:
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
     packages = ["torch", "gymnasium", "numpy"]
     return {
-        "args": asdict(args),
+        "args": plain_args(args),
         "command": shlex.join(sys.argv),
         "commit": found.stdout.strip() if found else "",
         "versions": {"python": platform.python_version()} | {p: version(p) for p in packages},
@@ -683,7 +688,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
     log.writer.flush()
     os.fsync(log.episodes.fileno())
     state |= {
-        "args": asdict(args) | {"resume": None, "evaluate": None},
+        "args": plain_args(args) | {"resume": None, "evaluate": None},
         "seconds": log.seconds(),
         "recent_returns": list(log.recent_returns),
         "episodes_size": os.fstat(log.episodes.fileno()).st_size,

@@ -248,7 +248,7 @@ def finished(finished_runs, tmp_path, tmp_path_factory):
 def everything_is_there(monkeypatch):
     """A GPU and wandb, as far as checks see."""
     wandb = ModuleType("wandb")
-    wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.__spec__ = ModuleSpec("wandb", None, origin="wandb")
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields, replace
+from importlib.machinery import ModuleSpec
 from itertools import count
 from pathlib import Path
 from typing import get_args
@@ -483,7 +484,8 @@ def test_what_is_asked_for_and_not_there_is_an_error(script, monkeypatch, finish
     run_dir = finished(script)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert lacks(message_of(script, *flags_of(script, cuda=True)), ["--cuda", "GPU"]) == []
-    monkeypatch.setattr(script.module, "find_spec", lambda name: name != "wandb")
+    folder = ModuleSpec("wandb", None)  # which a tracked run leaves: Python takes it for a package
+    monkeypatch.setattr(script.module, "find_spec", lambda name: folder)
     assert lacks(message_of(script, *flags_of(script, track=True)), ["--track", "wandb"]) == []
     script.module.parse_args(["--evaluate", str(run_dir), "--track"])  # as a tracked run asks
     monkeypatch.setattr(script.module, "find_spec", lambda name: None)
@@ -979,7 +981,8 @@ def test_tracking_works_offline(script, tmp_path):
     flags = script.tiny | {"track": True, "exp_name": "lr=3e-4,clip:0.1"}
     flags |= dict.fromkeys(script.annealing, False)
     sweep = f"import {script.name} as ppo; "
-    sweep += f"[ppo.train(ppo.Args(seed=seed, **{flags})) for seed in (1, 2)]"
+    sweep += f"[ppo.train(ppo.Args(seed=seed, **{flags})) for seed in (1, 2)]; "
+    sweep += "import wandb; assert wandb.run is None"
     how = {"env": environment, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", sweep], **how)
     assert done.returncode == 0, done.stdout + done.stderr
