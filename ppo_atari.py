@@ -94,7 +94,7 @@ class Args:
     clip_reward: bool = True  # train on the sign of the reward [A06]
     frame_stack: int = 4  # last frames that an observation holds [A07]
     bootstrap_truncation: bool = True  # bootstrap from the last state at a time limit [S01]
-    repeat_action_probability: float = 0.0  # of sticky actions; 0 for every name of a game
+    repeat_action_probability: float = 0.0  # of sticky actions; 0 also for names ending in v5
     full_action_space: bool = False  # all 18 actions instead of those that the game uses
     max_episode_steps: int = 27_000  # then a game is cut off: half an hour at --frame-skip 4
 
@@ -457,10 +457,10 @@ def train(args: Args) -> dict:
         stats = []  # of each minibatch
         for epoch in range(args.update_epochs):
             # Minibatches keep their size: some samples come twice, in place of resets [S02]. At
-            # least every third row is no reset
+            # least one row in three is not a reset
             order = torch.randperm(len(valid_inds)).repeat(3)[: args.batch_size]
             b_inds = valid_inds[order].to(device)
-            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample once an epoch
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
                 mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
                 newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -552,7 +552,7 @@ def check_args(args: Args) -> None:
         readable = "--env-backend gymnasium"
         require(find_spec("envpool"), f"EnvPool is not installed here ({readable} does without)")
         require(args.noop_max, f"--noop-max (0) needs {readable}: EnvPool takes at least 1")
-        require(not args.capture_video, f"--capture-video needs {readable}: EnvPool cannot render")
+        require(not args.capture_video, f"--capture-video needs {readable}")
     game_name(args.env_id)
     found = args.evaluate or not args.track or getattr(find_spec("wandb"), "origin", None)
     require(found, "--track needs wandb (uv run --with wandb ...)")  # ./wandb has no origin
@@ -868,6 +868,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
+    log.last_iteration = time.time()  # the next rollout begins now
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:

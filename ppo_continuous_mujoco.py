@@ -907,6 +907,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
+    log.last_iteration = time.time()  # the next rollout begins now
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:

@@ -98,7 +98,7 @@ class Args:
     bf16: bool = False  # the network below the heads in bfloat16: slow on hardware without it
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, whole minibatches on a GPU
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # directory of a run whose agent is the initial one
+    init_from: str | None = None  # a run whose agent and normalizer are the initial ones
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
     eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
@@ -809,6 +809,7 @@ def save_checkpoint(args: Args, state: dict, log: Log) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(log.run_dir / "checkpoint.tmp", log.run_dir / "checkpoint.pt")
+    log.last_iteration = time.time()  # the next rollout begins now
 
 
 def load_checkpoint(run_dir: str | Path) -> dict:
