@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.summary.writer import event_file_writer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -171,19 +172,10 @@ def runner(tmp_path, monkeypatch):
     return lambda script: partial(train, script)
 
 
-@pytest.fixture
-def run_mujoco(runner):
-    return runner(mujoco)
-
-
-@pytest.fixture
-def run_trpo(runner):
-    return runner(trpo)
-
-
-@pytest.fixture
-def run_atari(runner):
-    return runner(ppo_atari)
+run_mujoco, run_trpo, run_atari = (
+    pytest.fixture(lambda runner, script=script: runner(script))
+    for script in (mujoco, trpo, ppo_atari)
+)
 
 
 @pytest.fixture
@@ -296,3 +288,19 @@ def spy(monkeypatch):
         return calls
 
     return watch
+
+
+@pytest.fixture
+def optimizer_steps():
+    """What every optimizer sees before each step: (itself, learning rate, gradients, counts)."""
+    steps = []
+
+    def before(optimizer, *_):
+        (group,) = optimizer.param_groups
+        grads = [None if p.grad is None else p.grad.clone() for p in group["params"]]
+        counts = [int(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"]]
+        steps.append((optimizer, group["lr"], grads, counts))
+
+    hook = register_optimizer_step_pre_hook(before)
+    yield steps
+    hook.remove()

@@ -244,7 +244,7 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(run_mujoco, monke
 
 
 # -- staggered resets --
-def test_mujoco_first_episodes_end_at_different_times(run_mujoco):
+def test_first_episodes_end_at_different_times_also_async(run_mujoco):
     """HalfCheetah never falls: only the limit of 1,000 steps ends its episodes.
 
     A resumed run begins new ones, which would end together from there on.

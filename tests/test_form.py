@@ -116,6 +116,8 @@ def test_environments_of_neighbouring_runs_share_no_seed(script, folder):
     seen.clear()
     play(script, run_dir, "--eval-episodes", "2")
     assert seen == expected  # those of the evaluation again
+    one, two = (script.module.env_seed(script.module.Args(seed=seed)) for seed in (1, 2))
+    assert two - one > 1_000_000  # room for as many environments
 
 
 @each_text_of("env_seed", "seed_everything")
@@ -161,7 +163,7 @@ def other_value(field, value):
 def switches_of(script: Script) -> dict:
     """Every field of Args that is no number, every optional one and what may be 0 -> a value."""
     elsewhere = "env_id exp_name init_from resume evaluate compile render_as_observation cuda track"
-    elsewhere += " wandb_project_name wandb_entity capture_video"
+    elsewhere += " wandb_project_name wandb_entity capture_video env_backend"
     found = {}
     for each in fields(script.module.Args):
         value = getattr(script.module.Args(), each.name)
@@ -176,14 +178,15 @@ def switches_of(script: Script) -> dict:
 def test_first_ratio_is_one_whatever_is_switched(script, folder):
     """Of the first minibatch: then and there the policy is that of the rollout.
 
-    With each switch that the parent lacks, and with all together that are on or off; actions may
-    be squashed or scaled, not both. tests/test_behaviour.py says what they change.
+    With each switch that the parent lacks, and with all together that are on or off (bfloat16
+    alone, and actions are squashed, not scaled). tests/test_behaviour.py says what they change.
     """
     switches = switches_of(script)
     of_parent = SCRIPTS[script.parent].module.Args() if script.parent else object()
     names = ("games",) if script.games else ("Terminating", "Truncating")
     cases = [own(script, name) for name in names]
-    cases += [{k: x for k, x in switches.items() if isinstance(x, bool) and k != "scale_actions"}]
+    apart = ("scale_actions", "bf16")
+    cases += [{k: x for k, x in switches.items() if isinstance(x, bool) and k not in apart}]
     cases += [{name: x} for name, x in switches.items() if not hasattr(of_parent, name)]
     first = {"num_minibatches": 1, script.epochs: 1, "total_timesteps": 128, "learning_rate": 0.01}
     for i, changes in enumerate(cases):
@@ -830,6 +833,23 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
     two = play(script, run_dir, "--eval-episodes", "2")
     assert [value for _, value in at_the_end] == pytest.approx([np.mean(two)])
     assert contents(Path()) == before
+
+
+@scripts
+def test_evaluation_plays_the_stored_weights_and_modes(script, finished, monkeypatch):
+    run_dir, agent_class, seen = finished(script), script.module.Agent, []
+    act = agent_class.act
+
+    def watched(agent, *inputs, **named):
+        seen.append((flat(agent.state_dict().values()), named.get("greedy", inputs[-1])))
+        return act(agent, *inputs, **named)
+
+    monkeypatch.setattr(agent_class, "act", watched)
+    stored = weights_of(run_dir)
+    for flags, greedy in (((), False), (["--eval-deterministic"], True)):
+        seen.clear()
+        play(script, run_dir, "--eval-episodes", "1", *flags)
+        assert seen and all(torch.equal(x, stored) and how is greedy for x, how in seen)
 
 
 @torch.no_grad()

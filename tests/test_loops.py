@@ -1,5 +1,5 @@
-"""The loop of every script, by the same tests: discounts, rates, epochs, gradients, clocks, and
-what a resumed run goes on with.
+"""The loop of every script, by the same tests: rewards, discounts, rates, epochs, gradients,
+clocks, and what a resumed run goes on with.
 
 What is special about the loop of one script is tested in the file of that script.
 """
@@ -9,9 +9,8 @@ import csv
 import numpy as np
 import pytest
 import torch
-from harness import each_text_of, killed, known, resume, some, train, watch_envs
+from harness import each_text_of, killed, known, resume, some, steady, train, watch_envs
 from registry import SCRIPTS
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import checkpoint_of, flat, scalars_of
 
 ONE = 64  # steps of an iteration of a tiny run
@@ -19,19 +18,9 @@ scripts = some(SCRIPTS.values())
 pytestmark = pytest.mark.usefixtures("small")
 
 
-@pytest.fixture
-def optimizer_steps():
-    """(learning rate, gradient (P,)) of all steps of all optimizers, as they come."""
-    seen = []
-
-    def before_step(optimizer, *_):
-        [group] = optimizer.param_groups
-        grads = [param.grad for param in group["params"] if param.grad is not None]
-        seen.append((group["lr"], flat(grads)))
-
-    hook = register_optimizer_step_pre_hook(before_step)
-    yield seen
-    hook.remove()
+def gradient(step: tuple) -> torch.Tensor:
+    """One vector (P,) of what an optimizer gets."""
+    return flat(grad for grad in step[2] if grad is not None)
 
 
 # -- what is learned from --
@@ -61,6 +50,28 @@ def test_the_agent_learns_from_clipped_rewards(script, spy):
     assert set(rewards.ravel().tolist()) == {0, 1}  # 0 where a game is reset
 
 
+@each_text_of("train: rollout", rows={name: row for name, row in SCRIPTS.items() if not row.games})
+def test_rewards_stand_at_their_steps(script, spy, monkeypatch):
+    paid, gae_calls = [], spy(script.module, "gae")
+    watch_envs(script, monkeypatch, step=lambda result, _: paid.append(result[1].copy()) or result)
+    train(script, env_id=script.env("Steady"), **known(script, norm_reward=False))
+    rewards = np.concatenate([inputs[0] for inputs, _ in gae_calls])
+    np.testing.assert_allclose(rewards, paid, rtol=1e-6)
+    assert np.ptp(paid) > 0
+
+
+@each_text_of("train: advantages", detail="S01")
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_a_time_limit_ends_the_bootstrap_if_asked(script, bootstrap, spy, monkeypatch):
+    """With terminations and truncations exchanged: all episodes end at a limit."""
+    gae_calls = spy(script.module, "gae")
+    exchanged = lambda result, _: (*result[:2], result[3], result[2], result[4])  # noqa: E731
+    watch_envs(script, monkeypatch, step=exchanged)
+    train(script, bootstrap_truncation=bootstrap, total_timesteps=ONE, **steady(script))
+    [((_, _, _, ends, dones, *_), _)] = gae_calls
+    assert dones.any() and (ends == (0 if bootstrap else dones)).all()
+
+
 # -- schedules --
 @scripts
 def test_rates_start_full_and_end_one_iteration_above_zero(script, spy, optimizer_steps):
@@ -70,7 +81,7 @@ def test_rates_start_full_and_end_one_iteration_above_zero(script, spy, optimize
     switches = dict.fromkeys(script.annealing, True)
     run_dir = train(script, learning_rate=1e-3, **switches, **known(script, clip_coef=0.2))
     fractions = [1, 0.75, 0.5, 0.25]
-    rates = [rate for rate, _ in optimizer_steps]
+    rates = [rate for _, rate, *_ in optimizer_steps]
     changed = [rate for before, rate in zip([None, *rates], rates) if rate != before]
     assert len(gae_calls) == 4 and changed == pytest.approx([1e-3 * f for f in fractions])
     logged = [value for _, value in scalars_of(run_dir)["charts/learning_rate"]]
@@ -85,7 +96,7 @@ def test_rates_start_full_and_end_one_iteration_above_zero(script, spy, optimize
         assert not torch.equal(trained[name], start), name
 
 
-@each_text_of(lines="epoch_kl", detail="X03")
+@each_text_of("train: update", detail="X03")
 def test_epochs_end_after_one_whose_mean_kl_is_above_the_target(script, monkeypatch):
     """The mean of that epoch: not of all so far, not its largest nor its last minibatch."""
     divergences = [0.0, 0.0, 0.05, 0.0, 0.04, 0.03, *[0.01] * 4]  # two of each epoch
@@ -104,7 +115,15 @@ def test_epochs_end_after_one_whose_mean_kl_is_above_the_target(script, monkeypa
 
 
 # -- gradients --
-@each_text_of(lines="max_grad_norm|max_norm", detail="C11")
+@each_text_of("train: update", detail="C11")
+def test_each_minibatch_has_a_gradient_of_its_own(script, optimizer_steps):
+    still = {"learning_rate": 1e-30, "max_grad_norm": 0.0, "num_minibatches": 1}
+    train(script, total_timesteps=ONE, **still, **{script.epochs: 2})
+    one, two = map(gradient, optimizer_steps[:2])
+    assert (one - two).norm() < 0.5 * one.norm()  # ppo_atari.py has some samples twice
+
+
+@each_text_of("train: update", detail="C11")
 def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
     """The same direction, whatever the bound, and 0 is none; the norm before it is logged."""
     once = {"num_minibatches": 1, "total_timesteps": ONE, script.epochs: 1}
@@ -112,7 +131,9 @@ def test_max_grad_norm_bounds_what_adam_gets(script, optimizer_steps):
     for bound in (0.0, 1e9, 1e-5):
         optimizer_steps.clear()
         run_dir = train(script, max_grad_norm=bound, exp_name=f"{bound:g}", **once)
-        firsts.append(optimizer_steps[0][1])
+        grads = [*map(gradient, optimizer_steps)]
+        assert all(grad.norm() < 1.2 * bound for grad in grads) or not bound
+        firsts.append(grads[0])
         [(_, logged)] = scalars_of(run_dir)["losses/grad_norm"]
         assert logged == pytest.approx(firsts[0].norm().item(), rel=1e-4)
     whole, loose, clipped = firsts

@@ -9,7 +9,7 @@ import torch
 from conftest import one_layer, tiny
 from harness import play_frames, watch_envs
 from registry import ATARI_LSTM
-from watch import assert_orthogonal
+from watch import assert_orthogonal, scalars_of
 
 import ppo_atari_lstm as atari
 import ppo_lstm as ppo
@@ -208,6 +208,20 @@ NETWORKS = {  # features, shapes and strides of the layers before the LSTM, thei
         "Conv2d ReLU Conv2d ReLU Conv2d ReLU Flatten Linear ReLU",
     ),
 }
+
+
+def test_the_memory_crosses_the_end_of_a_rollout(spy, runner, monkeypatch):
+    """The value of a rollout's last state is that of the next one's first, and learning begins with
+    the memory of acting.
+    """
+    play_frames(atari, monkeypatch)
+    calls, size = spy(atari, "gae"), {"num_steps": 20, "total_timesteps": 160}
+    run_dir = runner(atari)(**size, learning_rate=1e-30, ortho_init=False)["run_dir"]
+    (one, _), (two, _) = calls
+    (_, _, next_values, _, dones, *_), (_, values, *_) = one, two
+    assert not dones[-1].any()  # with a memory
+    np.testing.assert_allclose(next_values[-1], values[0], rtol=1e-4, atol=1e-6)
+    assert all(kl < 1e-6 for _, kl in scalars_of(run_dir)["losses/approx_kl_max"])
 
 
 @both

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import tiny
 from envs import Spaces
 from gymnasium.utils import seeding
 from watch import assert_orthogonal, checkpoint_of, scalars_of
@@ -223,16 +224,8 @@ def test_where_nothing_is_allowed_choice_0_is_taken_and_nothing_is_learnt():
 
 
 # -- where masks come from --
-def small(ppo, env_id: str, **changes):
-    """Args of a small run."""
-    sizes = {"num_envs": 2, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-    sizes |= {"total_timesteps": 64, "eval_episodes": 0}
-    sizes |= {"compile": False} if ppo is ppo_microrts else {}
-    return ppo.Args(env_id=env_id, **sizes | changes)
-
-
 def run(ppo, env_id: str, **changes) -> Path:
-    return Path(ppo.train(small(ppo, env_id, **changes))["run_dir"])
+    return Path(ppo.train(tiny(ppo, env_id=env_id, **changes))["run_dir"])
 
 
 def refusal(ppo, env_id: str) -> str:
@@ -296,7 +289,7 @@ NO_MASKS = {  # form of the environment -> words
 @both
 def test_a_mask_that_makes_no_sense_is_one_line(ppo):
     """Before there is a run, if it can be seen then."""
-    env = ppo.MaskedEnv(Masked("flat"), small(ppo, "Masked-flat-info-v0"))
+    env = ppo.MaskedEnv(Masked("flat"), tiny(ppo, env_id="Masked-flat-info-v0"))
     for mask, words in WRONG_MASKS:
         with pytest.raises(ppo.Refused) as stop:
             env.plain_mask(mask)
@@ -351,7 +344,8 @@ def test_other_observations_become_one_vector():
         6: gym.spaces.Dict(action_mask=gym.spaces.MultiBinary(2), a=VECTOR, b=VECTOR),
     }
     for size, space in observations.items():  # samples of the mask may allow nothing
-        args = small(ppo_multidiscrete, env_of(space, gym.spaces.Discrete(2)), action_mask=False)
+        env_id = env_of(space, gym.spaces.Discrete(2))
+        args = tiny(ppo_multidiscrete, env_id=env_id, action_mask=False)
         env = ppo_multidiscrete.make_env(args)
         assert env.observation_space.shape == env.reset()[0].shape == (size,)
 
@@ -370,6 +364,17 @@ def test_grids_that_do_not_fit_are_one_line(tmp_path):
         message = refusal(ppo_microrts, env_of(obs_space, gym.spaces.Discrete(2)))
         assert not [word for word in words if word not in message], message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.e2e
+def test_compiled_microrts_is_eager():
+    runs = [
+        run(ppo_microrts, "Masked-rows-info-v0", compile=compiled, exp_name=f"{compiled}")
+        for compiled in (True, False)
+    ]
+    one, other = (checkpoint_of(run_dir)["agent"] for run_dir in runs)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-4)
 
 
 # -- the networks of ppo_microrts.py --
@@ -414,7 +419,7 @@ def test_networks_are_the_published_ones(space, shapes, names, shared_network):
 def test_grids_of_any_bounds_are_scaled(low, high):
     """To numbers of at most 1, by the bounds that the environment gives."""
     space = gym.spaces.Box(low, high, (5, 7, 2), np.int16)
-    env = ppo_microrts.make_env(small(ppo_microrts, env_of(space, gym.spaces.Discrete(3))))
+    env = ppo_microrts.make_env(tiny(ppo_microrts, env_id=env_of(space, gym.spaces.Discrete(3))))
     obs, _ = env.reset()
     scaled = ppo_microrts.ChannelsFirst(env.observation_space)(torch.from_numpy(obs[None]))
     expected = obs.transpose(2, 0, 1) / (max(abs(low), abs(high)) or 1)

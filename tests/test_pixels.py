@@ -228,6 +228,17 @@ def test_at_a_time_limit_the_value_of_the_last_image_counts(name, bootstrap, cut
 
 
 # -- actions --
+def test_rewards_are_scaled_as_in_the_script_for_vectors(spy, monkeypatch):
+    both = []
+    for name in ("ppo_pixels", "ppo_continuous_mujoco"):
+        row = SCRIPTS[name]
+        calls = spy(row.module, "gae")
+        train(row, env_id=row.env("Truncating"), gamma=0.9)
+        both.append(np.concatenate([rewards for (rewards, *_), _ in calls]))
+    assert len(np.unique(both[0])) > 10
+    np.testing.assert_allclose(*both, rtol=1e-6)
+
+
 @pytest.mark.parametrize("space", [Discrete(3), Box(-1, 1, (2,))], ids=["Discrete", "Box"])
 def test_actions_are_those_of_the_policy(space):
     """600 draws for one image; the tolerances of their moments are four deviations."""

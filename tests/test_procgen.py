@@ -24,7 +24,6 @@ from conftest import one_layer, tiny
 from harness import killed, needs_procgen, resume
 from registry import OPENAI, SCRIPTS, pages
 from torch.distributions import Categorical, kl_divergence
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from watch import assert_orthogonal, assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
 
 import ppg_procgen as ppg
@@ -433,22 +432,6 @@ def test_advantages_are_normalized_over_the_whole_batch(run_procgen_fast, spy):
         np.testing.assert_allclose(found, sorted(advantages), rtol=1e-3, atol=1e-5)
         loss = stats["policy_loss"].item()
         assert loss == pytest.approx(-advantages.mean(), rel=1e-3, abs=1e-5)  # at ratio 1
-
-
-@pytest.fixture
-def optimizer_steps():
-    """What every optimizer sees before each step: (itself, learning rate, gradients, counts)."""
-    steps = []
-
-    def before(optimizer, *_):
-        (group,) = optimizer.param_groups
-        grads = [None if p.grad is None else p.grad.clone() for p in group["params"]]
-        counts = [int(optimizer.state.get(p, {}).get("step", 0)) for p in group["params"]]
-        steps.append((optimizer, group["lr"], grads, counts))
-
-    hook = register_optimizer_step_pre_hook(before)
-    yield steps
-    hook.remove()
 
 
 @pytest.mark.parametrize("whole", [True, False])

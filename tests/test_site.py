@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ HTML = ROOT / "site" / "html"
 def site() -> Path:
     """Its folder, built once by whichever process of pytest comes first."""
     pytest.importorskip("material", reason="no MkDocs here (--group docs)")
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
     with open(Path(tempfile.gettempdir()) / f"site-{run}", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if lock.seek(0, os.SEEK_END) == 0:

@@ -103,6 +103,12 @@ def test_what_is_the_same_as_in_the_parent_is_the_same_to_the_byte(script):
     assert {name for name in both if ours[name] != theirs[name]} == script.different
 
 
+@pytest.mark.parametrize("piece", ["RunningMeanStd", "RunningMeanStd.update", "normalize_reward"])
+def test_normalizers_are_the_same_everywhere(piece):
+    """Also where the parent has none."""
+    assert len({row.pieces[piece] for row in SCRIPTS.values() if piece in row.pieces}) == 1
+
+
 @scripts
 def test_algorithm_first(script):
     """The order of a script, one flat loop, and its rulers."""
