@@ -109,7 +109,7 @@ class Args:
     bf16: bool = False  # the network below the heads in bfloat16: slow on hardware without it
     micro_batch: int = 0  # samples computed at a time; 0: 64 on a CPU, a policy minibatch on a GPU
     checkpoint_seconds: int = 60  # seconds between checkpoints
-    init_from: str | None = None  # a run whose agent and normalizer are the initial ones
+    init_from: str | None = None  # directory of a run whose agent is the initial one
     resume: str | None = None  # directory of a run to continue
     evaluate: str | None = None  # directory of a run to evaluate
     eval_episodes: int = 10  # episodes of --evaluate and of the evaluation after training; 0: none
@@ -947,7 +947,7 @@ def plain_numbers(args: Args) -> Args:
 
 def plain_args(args: Args) -> dict:
     """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
-    plain = bool | int | float | str | tuple | list | dict | None
+    plain = bool | int | float | str | tuple | list | None
     return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 

@@ -431,7 +431,7 @@ def seed_everything(seed: int) -> None:
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
-    render_mode = "rgb_array"  # it may draw without saying so
+    render_mode = "rgb_array"  # the one inside may draw and name no mode
 
     def __init__(self, env: gym.Env):
         super().__init__(env)
@@ -665,7 +665,7 @@ def plain_numbers(args: Args) -> Args:
 
 def plain_args(args: Args) -> dict:
     """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
-    plain = bool | int | float | str | tuple | list | dict | None
+    plain = bool | int | float | str | tuple | list | None
     return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 

@@ -460,7 +460,7 @@ def train(args: Args) -> dict:
             # least one row in three is not a reset
             order = torch.randperm(len(valid_inds)).repeat(3)[: args.batch_size]
             b_inds = valid_inds[order].to(device)
-            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] every sample in an epoch
+            for mb_inds in b_inds.chunk(args.num_minibatches):  # [C06] each sample at least once
                 mb = {name: tensor[mb_inds] for name, tensor in batch.items()}
                 newlogprob, entropy, newvalue = agent.evaluate_actions(mb["obs"], mb["actions"])
                 loss, mb_stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
@@ -834,7 +834,7 @@ def plain_numbers(args: Args) -> Args:
 
 def plain_args(args: Args) -> dict:
     """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
-    plain = bool | int | float | str | tuple | list | dict | None
+    plain = bool | int | float | str | tuple | list | None
     return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 

@@ -880,7 +880,7 @@ def plain_numbers(args: Args) -> Args:
 
 def plain_args(args: Args) -> dict:
     """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
-    plain = bool | int | float | str | tuple | list | dict | None
+    plain = bool | int | float | str | tuple | list | None
     return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 

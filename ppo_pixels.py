@@ -547,7 +547,7 @@ def is_image(space: gym.Space) -> bool:
 
 def bound_of(space: gym.spaces.Box) -> float:
     """The largest number, of any sign, that an image may have."""
-    return float(max(space.high.max(), -float(space.low.min())))
+    return max(float(space.high.max()), -float(space.low.min()))
 
 
 def image_scale(space: gym.spaces.Box) -> float:
@@ -559,7 +559,7 @@ def image_scale(space: gym.spaces.Box) -> float:
 class PlainEnv(gym.Wrapper):
     """An environment that returns what the loop expects, whatever the one inside returns."""
 
-    render_mode = "rgb_array"  # it may draw without saying so
+    render_mode = "rgb_array"  # the one inside may draw and name no mode
 
     def __init__(self, env: gym.Env, frame_skip: int):
         super().__init__(env)
@@ -595,7 +595,7 @@ class PlainEnv(gym.Wrapper):
         return self.image(obs), total_reward, bool(terminated), bool(truncated), {}
 
     def image(self, obs) -> np.ndarray:
-        """The image with its channels last; what is none passes, and wrap_images replaces it."""
+        """The image with its channels last; anything else passes, for wrap_images to replace."""
         if not self.is_image:
             return obs
         return np.moveaxis(self.plain(obs, self.shape, self.dtype), self.channel_axis, -1)
@@ -907,7 +907,7 @@ def plain_numbers(args: Args) -> Args:
 
 def plain_args(args: Args) -> dict:
     """The flags as a checkpoint can hold them: a path, or what else you add, becomes text."""
-    plain = bool | int | float | str | tuple | list | dict | None
+    plain = bool | int | float | str | tuple | list | None
     return {k: x if isinstance(x, plain) else str(x) for k, x in asdict(args).items()}
 
 

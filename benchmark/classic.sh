@@ -6,4 +6,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-exec "${python[@]}" benchmark/run.py classic "default" "$@"
+exec "${python[@]}" benchmark/run.py classic default "$@"

@@ -90,15 +90,16 @@ def machine() -> str:
 
 def commit_of(folder: Path) -> str:
     """The commit of the repository that a folder is in."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     if not shutil.which("git"):
         return "unknown"
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
 
 
 def made_with(run_dir: Path) -> dict[str, str]:
     """Versions, all of them if the run was resumed with others; this machine, where it ended."""
-    configs = sorted(run_dir.glob("config*.json"), key=lambda path: path.stat().st_mtime)
+    configs = run_dir.glob("config*.json")  # the first has no number
+    configs = sorted(configs, key=lambda path: int(path.stem.partition("_")[2] or 0))
     versions = [json.loads(path.read_text())["versions"] for path in configs]
     texts = (", ".join(map(" ".join, each.items())) for each in versions)
     return {"versions": "; then ".join(dict.fromkeys(texts)), "hardware": machine()}
@@ -116,7 +117,8 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     config = json.loads((run_dir / "config.json").read_text())
     args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
-    source = next(run_dir.glob("*.py"))  # the copy that the run made of its script
+    source = run_dir / Path(program).name  # the copy that the run made of its script
+    source = source if source.exists() else next(run_dir.glob("*.py"))  # a sweep started it
     return {
         "script": source.stem,
         "env": args["env_id"],

@@ -40,7 +40,7 @@ def plan(scripts: list[Path], flags: tuple[str, ...]) -> list[Run]:
         for env in os.environ.get("ENVS", plain["env_id"]).split():
             for script in scripts:
                 said = script.read_bytes() + f"{' '.join(flags)} {steps}".encode()
-                stem = re.sub(r"[^A-Za-z0-9_.=+-]+", "-", script.stem)[:50]  # as run directories
+                stem = re.sub(r"\W+", "_", script.stem, flags=re.ASCII)[:50]
                 name = f"{stem}-{hashlib.sha256(said).hexdigest()[:8]}"
                 about = ("--env-id", env, "--exp-name", name, "--total-timesteps", steps)
                 runs.append(Run("compare", script, env, name, int(seed), (*about, *flags)))

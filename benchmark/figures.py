@@ -157,9 +157,12 @@ def draw_worth(detail: str) -> None:
     ax.set_yticks(range(len(cases)), texts, fontsize=9)
     ax.set_ylim(len(cases) - 0.5, -0.5)
     ax.grid(axis="x", alpha=0.3)
-    ax.set_xscale("symlog", linthresh=100)  # some returns are near 0
-    ax.xaxis.set_major_formatter("{x:.0f}")
-    ax.set_xlabel("change of the return in % (beyond 100 logarithmic)", fontsize=9)
+    unit = "%"
+    if max(map(abs, ax.get_xlim())) > 250:  # of returns near 0
+        ax.set_xscale("symlog", linthresh=100)
+        ax.xaxis.set_major_formatter("{x:.0f}")
+        unit = "%, beyond 100 logarithmic"
+    ax.set_xlabel(f"change of the return in {unit}", fontsize=9)
     save(fig, FIGURES / "details" / f"{detail}.svg")
 
 

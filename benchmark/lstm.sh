@@ -9,4 +9,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-exec "${python[@]}" benchmark/run.py lstm "memory" "$@"
+exec "${python[@]}" benchmark/run.py lstm memory "$@"

@@ -8,4 +8,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-exec "${python[@]}" benchmark/run.py multidiscrete "default" "$@"
+exec "${python[@]}" benchmark/run.py multidiscrete default "$@"

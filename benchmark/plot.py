@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from figures import AXES, add_legend, draw_seeds, save
 from results import groups_of, on_one_grid
-from tables import mean_cell, number, table
+from tables import mean_cell, table
 
 
 def read_episodes(run_dir: Path) -> pd.DataFrame:
@@ -52,15 +52,22 @@ def read_run(run_dir: Path) -> dict | None:
     return {"env": env, "exp": exp, "seed": str(seed), "curve": curve}
 
 
+def began(run_dir: Path) -> float:
+    """When a run began: by its name, or if it has another name by its directory."""
+    end = run_dir.name.rpartition("__")[2]
+    return float(end) if end.isdecimal() else run_dir.stat().st_mtime
+
+
 def find_runs(folders: list[Path]) -> pd.DataFrame:
     """All runs below the folders, in the order of their names; the newest of each seed."""
     names = ("episodes.csv", "events.out.tfevents*")
     files = (file for folder in folders for name in names for file in folder.resolve().rglob(name))
-    by_name = sorted({file.parent for file in files}, key=lambda path: path.name)  # seeds by time
+    by_name = sorted({file.parent for file in files}, key=lambda path: path.name)
     named = [x for x in by_name if x.name.count("__") >= 3 or (x / "config.json").exists()]
-    found = [run for run_dir in named if (run := read_run(run_dir))]
-    runs = pd.DataFrame(found, columns=["env", "exp", "seed", "curve"])
-    newest = runs.drop_duplicates(["env", "exp", "seed"], keep="last")
+    found = [run | {"began": began(x)} for x in named if (run := read_run(x))]
+    runs = pd.DataFrame(found, columns=["env", "exp", "seed", "curve", "began"])
+    by_time = runs.sort_values("began", kind="stable")
+    newest = by_time.drop_duplicates(["env", "exp", "seed"], keep="last").sort_index()
     if older := len(runs) - len(newest):
         same = "environment, --exp-name and --seed"
         print(f"left out {older} older runs with the same {same}", file=sys.stderr)
@@ -92,7 +99,7 @@ def table_of(runs: pd.DataFrame) -> str:
         last = pd.DataFrame([curve.iloc[-1] for curve in group["curve"]])
         steps = dict.fromkeys(f"{x:,.0f}" for x in sorted({last["step"].min(), last["step"].max()}))
         row = [env, exp, str(len(group)), " to ".join(steps)]
-        row += [mean_cell(last["return"].to_numpy()), number(last["seconds"].median() / 60)]
+        row += [mean_cell(last["return"].to_numpy()), f"{last['seconds'].median() / 60:.1f}"]
         rows.append(row)
     head = ["environment", "experiment", "runs", "steps"]
     return table([*head, "return: mean [95% interval] or (each run)", "minutes"], rows, left=2)

@@ -11,4 +11,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra python <<< "${PYTHON:-uv run python}"
-exec "${python[@]}" benchmark/run.py procgen "ppo" "$@"
+exec "${python[@]}" benchmark/run.py procgen ppo "$@"

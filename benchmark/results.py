@@ -71,7 +71,7 @@ def read_facts(path: Path) -> dict[str, str]:
             facts[name] = value
     for name in {"script", "ours"} & facts.keys():  # before version 1.0 these had no own script
         if re.fullmatch(r"\w+-v5", facts["env"]):  # a game of Atari
-            facts[name] = facts[name].replace("ppo_lstm", "ppo_atari_lstm")
+            facts[name] = re.sub(r"\bppo_lstm\b", "ppo_atari_lstm", facts[name])
         if facts["env"].startswith("Microrts"):
             facts[name] = facts[name].replace("ppo_multidiscrete", "ppo_microrts")
     return facts

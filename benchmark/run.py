@@ -218,7 +218,8 @@ def last_words(log: str) -> str:
     """Why a run ended: its own last error, which the output of other programs may follow."""
     lines = [line for line in BAR.sub("\n", log).splitlines() if line.strip()]
     refusals = [line for line in lines if line.startswith("error: ")]
-    exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    is_exception = re.compile(r"(\[rank\d+\]: )?(?!.*ChildFailed)[\w.]*(Error|Exception)\b")
+    exceptions = [line for line in lines if is_exception.match(line)]
     return (refusals or exceptions or lines or ["it printed nothing"])[-1]
 
 
@@ -243,7 +244,8 @@ class Pool:
         self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
         workers = {"one": cores, "all": len(gpus) or 1}.get(kind, 1)
         self.workers = int(os.environ.get("WORKERS") or workers)
-        threads = 1 if kind == "one" else -(-cores // max(self.processes, self.workers))
+        together = max(self.processes, 1) * self.workers
+        threads = 1 if kind == "one" else -(-cores // together)
         self.threads = os.environ.get("THREADS") or str(threads)
         self.gpus = queue.SimpleQueue()
         for i in range(self.workers if gpus else 0):
@@ -263,7 +265,8 @@ class Pool:
         if self.stopped or run.csv.exists():
             return had(run)
         if run.script.read_bytes() != self.texts[run.script]:
-            return f"FAIL {run.name}: {run.script.name} was changed after the first run had begun"
+            changed = f"{run.script.name} has changed since this suite began: put it back"
+            return f"FAIL {run.name}: {changed}, or take another SUFFIX"
         run.home.mkdir(parents=True, exist_ok=True)
         log = run.home / f"{run.name}.log"
         with open(log, "a") as file:
@@ -279,7 +282,7 @@ class Pool:
                 print(f"run  {run.name}{f', resumed from {old}' if old else ''}", flush=True)
                 code = self.wait_for(self.command(run, old), run.home, file)
         end = last_words(log.read_bytes()[begin:].decode(errors="replace"))
-        diverged = code != 0 and "not finite" in end
+        diverged = code != 0 and "losses are not finite" in end
         if code and not diverged:
             return f"FAIL {run.name}, exit code {code}: {end} ({log})"
         try:
@@ -363,8 +366,8 @@ def train_all(runs: list[Run], dry_run: bool) -> list[str]:
 
 
 def main() -> None:
-    suite, by_default, *words = sys.argv[1:]
-    recipes = [word for word in words if word != "--dry-run"] or by_default.split()
+    suite, default, *words = sys.argv[1:]  # as the shell commands give them
+    recipes = [word for word in words if word != "--dry-run"] or default.split()
     dry_run = "--dry-run" in words
     try:
         runs = with_flags(plan(suite, recipes))

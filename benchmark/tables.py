@@ -69,7 +69,7 @@ def number(x: float, size: float | None = None) -> str:
 
 
 def signed(x: float, size: float) -> str:
-    return ("+" if x >= 0 else "-") + number(abs(x), size)
+    return ("+" if x >= 0 else "-") + number(abs(x), max(abs(x), abs(size)))
 
 
 def spread(row: dict) -> str:

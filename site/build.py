@@ -85,9 +85,9 @@ def write_document(page: str, scripts: list[Script]) -> None:
     up = os.path.relpath(".", os.path.dirname(page) or ".")
 
     def places(match: re.Match) -> str:
-        without = [f"{row.name}.py" for row in ROWS if match[2] in row.omitted]
+        omitted = {f"{row.name}.py" for row in ROWS if match[2] in row.omitted}
         marked = [x for x in scripts if any(match[2] in ids for ids in x.marked.values())]
-        having = [x for x in marked if x.name not in without]
+        having = [x for x in marked if x.name not in omitted]
         links = ", ".join(f"[`{x.name}`]({up}/{x.page}#{match[2]})" for x in having)
         return f"{match[0]}\n\n<small>In the code: {links or 'a patch'}</small>"
 

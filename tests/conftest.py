@@ -172,10 +172,19 @@ def runner(tmp_path, monkeypatch):
     return lambda script: partial(train, script)
 
 
-run_mujoco, run_trpo, run_atari = (
-    pytest.fixture(lambda runner, script=script: runner(script))
-    for script in (mujoco, trpo, ppo_atari)
-)
+@pytest.fixture
+def run_mujoco(runner):
+    return runner(mujoco)
+
+
+@pytest.fixture
+def run_trpo(runner):
+    return runner(trpo)
+
+
+@pytest.fixture
+def run_atari(runner):
+    return runner(ppo_atari)
 
 
 @pytest.fixture

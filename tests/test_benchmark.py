@@ -143,7 +143,7 @@ def test_compare_trains_both_and_prints_the_difference(project):
     tiny = {"STEPS": "2048", "SEEDS": "1"}  # CartPole is ppo.py's own
     output = output_of(start(project, *command, **tiny))
     head, _, row = [line for line in output.splitlines() if line.startswith("|")]
-    assert re.search(r"\| ppo-\w{8} \| my-ppo-copy--\w{8} \| difference", head)
+    assert re.search(r"\| ppo-\w{8} \| my_ppo_copy_-\w{8} \| difference", head)
     assert row.startswith("| CartPole-v1 | 1, 1 |")
     tiny["ENVS"] = "CartPole-v1 Acrobot-v1"
     output = output_of(start(project, *command, "--dry-run", **tiny))
@@ -262,7 +262,7 @@ def test_what_breaks_one_run_is_one_line(here, monkeypatch):
     runs = run.plan("classic", ["default"])[:2]
     pool = run.Pool(runs)
     pool.texts[runs[0].script] += b"another"
-    assert "ppo.py was changed after" in pool.train(runs[0])
+    assert "ppo.py has changed since" in pool.train(runs[0])
 
     def no_locks(file, how):
         raise OSError("no locks")

@@ -688,7 +688,7 @@ def test_a_run_writes_down_how_to_repeat_it(script, monkeypatch):
     assert script.module.provenance(args)["commit"] == ""
 
 
-@each_text_of("plain_args", "save_checkpoint", lines=r"plain_args\(")
+@each_text_of("plain_numbers", "plain_args", "save_checkpoint", lines=r"plain_(args|numbers)\(")
 def test_a_sweep_may_give_numpys_numbers(script):
     numbers = {"seed": np.int64(2), "learning_rate": np.float64(1e-3), "gamma": np.float32(0.5)}
     run_dir = train(script, **numbers, num_envs=np.int64(script.tiny["num_envs"]))

@@ -228,7 +228,7 @@ def test_at_a_time_limit_the_value_of_the_last_image_counts(name, bootstrap, cut
 
 
 # -- actions --
-def test_rewards_are_scaled_as_in_the_script_for_vectors(spy, monkeypatch):
+def test_rewards_are_scaled_as_in_the_script_for_vectors(spy):
     both = []
     for name in ("ppo_pixels", "ppo_continuous_mujoco"):
         row = SCRIPTS[name]
