@@ -86,7 +86,7 @@ def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, 
     """A grid for all seeds, and their returns, or another column, (seeds, points) there.
 
     It ends with the longest curve, and the others, which have diverged, keep their last value; or
-    with the shortest. A grid of seconds has the mean time of the seeds at each step.
+    with the shortest. A grid of seconds has the median time of the seeds at each step.
     """
     start = max(curve["step"].iloc[0] for curve in curves)
     steps = np.linspace(start, max(start, end(curve["step"].iloc[-1] for curve in curves)), 200)
@@ -94,7 +94,7 @@ def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, 
     def at(name: str) -> np.ndarray:
         return np.stack([np.interp(steps, curve["step"], curve[name]) for curve in curves])
 
-    return at(x).mean(axis=0), at(y)
+    return np.median(at(x), axis=0), at(y)
 
 
 def file_of(folder: str, env: str, experiment: str, seed: str | int) -> Path:
