@@ -13,8 +13,8 @@ DIRECTIONS = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 class MaskedGrid(gymnasium.Env):
     """Two units look for food. An action is a cell, a direction and one to three cells' way.
 
-    Allowed are the cells of units, no turn back and another length than last time; of an action
-    that is not allowed only an empty cell does nothing. Food is eaten from the next cell, too; the
+    Allowed are the cells of units, no turn back and another length than last time. Actions that
+    are not allowed work all the same, but for an empty cell, which does nothing. Food is eaten from the next cell, too; the
     second meal ends the episode.
     """
 
