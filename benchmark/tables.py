@@ -69,7 +69,7 @@ def number(x: float, size: float | None = None) -> str:
 
 
 def signed(x: float, size: float) -> str:
-    return ("+" if x >= 0 else "-") + number(abs(x), max(abs(x), abs(size)))
+    return ("+" if x >= 0 else "-") + number(abs(x), size)
 
 
 def spread(row: dict) -> str:
@@ -100,12 +100,12 @@ def difference_cell(x: np.ndarray | None, y: np.ndarray | None) -> str:
     if x is None or y is None:
         return "-"
     mean, low, high = stats.difference(x, y)
-    size = np.mean(x)
+    size = max(abs(np.mean(x)), abs(mean))
     if min(len(x), len(y)) >= stats.FEWEST:
         return f"{signed(mean, size)} [{signed(low, size)}, {signed(high, size)}]"
     if len(y) == 1:
         return signed(mean, size)
-    return f"{signed(mean, size)} ({', '.join(signed(value - size, size) for value in y)})"
+    return f"{signed(mean, size)} ({', '.join(signed(value - np.mean(x), size) for value in y)})"
 
 
 def improvement_cell(olds: list[np.ndarray], news: list[np.ndarray]) -> str:
