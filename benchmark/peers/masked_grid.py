@@ -14,8 +14,8 @@ class MaskedGrid(gymnasium.Env):
     """Two units look for food. An action is a cell, a direction and one to three cells' way.
 
     Allowed are the cells of units, no turn back and another length than last time. Actions that
-    are not allowed work all the same, but for an empty cell, which does nothing. Food is eaten from the next cell, too; the
-    second meal ends the episode.
+    are not allowed work all the same, but for an empty cell, which does nothing. Food is eaten from
+    the next cell, too; the second meal ends the episode.
     """
 
     observation_space = Box(0, 1, (10, 10, 27), np.int8)
