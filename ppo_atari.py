@@ -435,6 +435,7 @@ def train(args: Args) -> dict:
 
         # -- advantages --
         b_obs = torch.from_numpy(obs).to(device).flatten(0, 1)  # (B + N, C, 84, 84), with obs[T]
+        b_obs = b_obs.contiguous(memory_format=torch.channels_last)  # once, not in each minibatch
         b_actions = torch.from_numpy(actions).to(device).flatten(0, 1)
         b_logprobs = torch.from_numpy(logprobs).to(device).flatten(0, 1)
         with torch.no_grad():
