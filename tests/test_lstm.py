@@ -180,11 +180,11 @@ def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, ru
 
 # -- reset rows of games --
 def test_reset_rows_are_no_samples_and_the_step_after_episode_starts(spy, runner, monkeypatch):
-    """An epoch has each real step once, and no reset."""
+    """An epoch has each real step once, and no reset. Explained variance is of them, too."""
     play_frames(atari, monkeypatch)
     losses, passes = spy(atari, "ppo_loss"), spy(atari.Agent, "evaluate_actions")
     gae_calls = spy(atari, "gae")
-    runner(atari)(num_steps=20, total_timesteps=80, update_epochs=1)
+    result = runner(atari)(num_steps=20, total_timesteps=80, update_epochs=1)
     [((_, values, _, _, dones, *_), advantages)] = gae_calls
     is_reset, episode_starts = np.zeros(dones.shape, bool), np.ones(dones.shape, bool)
     is_reset[1:] = dones[:-1] == 1
@@ -192,8 +192,10 @@ def test_reset_rows_are_no_samples_and_the_step_after_episode_starts(spy, runner
     assert 0 < is_reset.sum() < 20
     batches = [inputs[3] for inputs, _ in losses]
     samples = [x for mb in batches for x in zip(mb["advantages"].tolist(), mb["values"].tolist())]
-    real = zip(advantages[~is_reset].tolist(), values[~is_reset].tolist())
-    assert sorted(samples) == sorted(real)
+    a, v = advantages[~is_reset], values[~is_reset]
+    assert sorted(samples) == sorted(zip(a.tolist(), v.tolist()))
+    [(_, explained)] = scalars_of(result["run_dir"])["losses/explained_variance"]
+    assert explained == pytest.approx(1 - a.var(ddof=1) / (a + v).var(ddof=1), rel=1e-4)
     for inputs, _ in passes:  # all games are in phase
         assert (inputs[3].numpy() == episode_starts[:, :2]).all()
 

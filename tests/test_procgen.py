@@ -434,6 +434,17 @@ def test_advantages_are_normalized_over_the_whole_batch(run_procgen_fast, spy):
         assert loss == pytest.approx(-advantages.mean(), rel=1e-3, abs=1e-5)  # at ratio 1
 
 
+def test_minibatches_of_ppg_are_normalized_if_asked(run_procgen_fast, spy):
+    """By their own mean and deviation, not the batch's."""
+    calls = spy(ppg, "minibatch_loss")
+    flags = {"norm_adv": True, "adv_norm_fullbatch": False, "num_minibatches": 2}
+    run_procgen_fast(ppg, init="torch", env_id="fruitbot", **flags)
+    assert len(calls) > 1
+    for (_, mb, *_), _ in calls:
+        assert abs(mb["advantages"].mean()) < 1e-6
+        assert mb["advantages"].std(correction=0).item() == pytest.approx(1, rel=1e-3)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_minibatches_of_whole_environments_or_of_shuffled_steps(whole, run_procgen_fast, spy):
     calls, gae_calls = spy(ppg, "minibatch_loss"), spy(ppg, "gae")
