@@ -23,6 +23,8 @@ np.int = int  # a name that gym-microrts uses and NumPy no longer has
 from gym_microrts import microrts_ai  # noqa: E402
 from gym_microrts.envs.vec_env import MicroRTSGridModeVecEnv  # noqa: E402
 
+OURS, IDLE = 11, 21  # planes of an observation (h, w, 27): a unit of ours, a unit without an action
+
 
 class Envs:
     """gym-microrts' vector environment with what the script expects of gym's of 2021."""
@@ -41,21 +43,25 @@ class Envs:
         self.single_action_space = self.games.action_space
         self.returns, self.lengths = np.zeros(self.num_envs), np.zeros(self.num_envs)
 
-    def read_masks(self) -> None:
-        """The source cells; the blog's mask the target cell too, which these do not have."""
-        sources = np.array(self.games.vec_client.getMasks(0))[..., 0].reshape(self.num_envs, -1)
+    def read_masks(self, obs: np.ndarray) -> None:
+        """The source cells, units of ours that do nothing; as in the blog, no more is read.
+
+        The blog's mask has the target cell, too, which these games do not say.
+        """
+        ours, idle = obs[..., OURS], obs[..., IDLE]
+        sources = (ours * idle).reshape(self.num_envs, -1)
         others = np.ones((self.num_envs, self.single_action_space.nvec[1:].sum()))
         masks = np.concatenate([sources, others], 1)
         self.envs = [SimpleNamespace(action_mask=mask) for mask in masks]
 
     def reset(self) -> np.ndarray:
         obs = self.games.reset()
-        self.read_masks()
+        self.read_masks(obs)
         return obs
 
     def step(self, actions: np.ndarray):
         obs, reward, done, infos = self.games.step(actions[:, None].tolist())
-        self.read_masks()
+        self.read_masks(obs)
         self.returns, self.lengths = self.returns + reward, self.lengths + 1
         for n in np.flatnonzero(done):
             infos[n]["episode"] = {"r": self.returns[n], "l": self.lengths[n]}
