@@ -7,7 +7,7 @@
 
 Run:    uv run ppo_continuous_mujoco.py --env-id HalfCheetah-v4
 Watch:  uvx tensorboard --logdir runs
-Expect: 2,600 on HalfCheetah (mean of ten seeds; median 1,800) after 1M steps, 3 to 5 minutes
+Expect: 2,300 on HalfCheetah (mean of ten seeds; median 1,800) after 1M steps, 2 to 7 minutes
 Read:   beside ppo.py, down to the line of "=" below `train`. Tags such as [M06] number the details
         of "The 37 Implementation Details of PPO"; [S01], [S03], [S04] and [S09] are ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.
