@@ -444,7 +444,8 @@ def check_args(args: Args) -> None:
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    is_id = re.fullmatch("[^.:][^:]*(:[^:]+)?", args.env_id)
+    require(is_id, f"--env-id ({args.env_id}) is an id or module:id, not a path")
     found = args.evaluate or not args.track or getattr(find_spec("wandb"), "origin", None)
     require(found, "--track needs wandb (uv run --with wandb ...)")  # ./wandb has no origin
     found = not args.capture_video or find_spec("moviepy")
@@ -482,9 +483,10 @@ def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    path.parent.mkdir(exist_ok=True)
     while True:
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
             return path
         except FileExistsError:  # of a run that began in the same second
             path = path.with_name(f"{path.name}_")

@@ -517,9 +517,10 @@ def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    path.parent.mkdir(exist_ok=True)
     while True:
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
             return path
         except FileExistsError:  # of a run that began in the same second
             path = path.with_name(f"{path.name}_")

@@ -310,10 +310,13 @@ def conjugate_gradient(product, b: torch.Tensor, steps: int) -> torch.Tensor:
 def line_search(agent: Agent, params, full_step, old_policy: Normal, batch, max_kl, args: Args):
     """Move params (P,) by full_step, half of it, ... until one is accepted; its diagnostics."""
     start = params.clone()
-    old_loss, old_stats = trpo_loss(agent, old_policy, batch, args)
+    same_noise = torch.random.fork_rng  # for the entropy of squashed actions, or chance decides
+    with same_noise():
+        old_loss, old_stats = trpo_loss(agent, old_policy, batch, args)
     for i in range(args.line_search_steps):
         params.copy_(start + 0.5**i * full_step)
-        loss, stats = trpo_loss(agent, old_policy, batch, args)
+        with same_noise():
+            loss, stats = trpo_loss(agent, old_policy, batch, args)
         if loss < old_loss and stats["approx_kl"] <= max_kl:  # [S07] line search; false with NaN
             return stats | {"step_fraction": torch.tensor(0.5**i)}
     params.copy_(start)
@@ -542,7 +545,8 @@ def check_args(args: Args) -> None:
     require(args.num_iterations, f"--total-timesteps ({args.total_timesteps}) is less than {batch}")
     require(not (args.resume and args.evaluate), "--resume trains, --evaluate plays: give one")
     require(args.eval_episodes or not args.evaluate, "--evaluate needs --eval-episodes above 0")
-    require(args.env_id[:1] != ".", f"--env-id ({args.env_id}) is an id or module:id, not a path")
+    is_id = re.fullmatch("[^.:][^:]*(:[^:]+)?", args.env_id)
+    require(is_id, f"--env-id ({args.env_id}) is an id or module:id, not a path")
     filmed = args.capture_video and args.env_backend == "async" and not args.evaluate
     require(not filmed, "--capture-video needs --env-backend sync, or --evaluate")
     found = args.evaluate or not args.track or getattr(find_spec("wandb"), "origin", None)
@@ -556,7 +560,7 @@ def check_args(args: Args) -> None:
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
     """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
     new = asdict(args)
-    network_flags = "activation norm_obs clip_obs squash_actions scale_actions".split()
+    network_flags = "activation norm_obs clip_obs clip_actions squash_actions scale_actions".split()
     if initial and not checkpoint:
         for name in network_flags:
             same = initial["args"][name] == new[name]
@@ -582,9 +586,10 @@ def new_run_dir(args: Args) -> Path:
     """A new directory runs/{env}__{name}__{seed}__{time}, whatever characters the names have."""
     names = [re.sub(r"[^A-Za-z0-9_.=+-]+", "-", x)[:60] for x in (args.env_id, args.exp_name)]
     path = Path("runs", f"{'__'.join(names)}__{args.seed}__{int(time.time())}")
+    path.parent.mkdir(exist_ok=True)
     while True:
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
             return path
         except FileExistsError:  # of a run that began in the same second
             path = path.with_name(f"{path.name}_")

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from results import groups_of, read_runs
-from run import NAMES, Refused, Run, parsed, train_all
+from run import NAMES, Refused, Run, names_of, parsed, train_all
 from tables import (
     IMPROVEMENT_RULE,
     RETURN_RULE,
@@ -30,14 +30,14 @@ from tables import (
 def plan(scripts: list[Path], flags: tuple[str, ...]) -> list[Run]:
     """The runs of both, seed by seed, environment by environment."""
     steps = os.environ.get("STEPS", "1000000")
-    plain, asked = parsed(scripts[0], ()), parsed(scripts[0], flags)
-    if found := [name for name in sorted(NAMES) if plain[name] != asked[name]]:
-        raise Refused(f"no {', '.join(found)} here: ENVS, SEEDS and STEPS say which runs")
+    if found := names_of(flags) & NAMES:
+        names = ", ".join(sorted(found))
+        raise Refused(f"no {names} here: ENVS, SEEDS and STEPS say which runs")
     if scripts[0].read_bytes() == scripts[1].read_bytes():
         raise Refused(f"{scripts[0].name} and {scripts[1].name} are the same")
     runs = []
     for seed in os.environ.get("SEEDS", "1 2 3 4 5").split():
-        for env in os.environ.get("ENVS", plain["env_id"]).split():
+        for env in os.environ.get("ENVS", parsed(scripts[0], ())["env_id"]).split():
             for script in scripts:
                 said = script.read_bytes() + f"{' '.join(flags)} {steps}".encode()
                 stem = re.sub(r"\W+", "_", script.stem, flags=re.ASCII)[:50]

@@ -65,9 +65,9 @@ keep() { # to OUT, whole or not at all
     local new=.gpu/new
     rm -rf "$new"
     mkdir -p "$new"
-    stage
+    stage || return # what is kept stays
     find benchmark/results -name '*.csv' -newer .gpu/begun -print0 > .gpu/results
-    tar -cz --null -T .gpu/results -C .gpu/staged . | split -d -b 15M - "$new/kept.tar.gz."
+    tar -cz --null -T .gpu/results -C .gpu/staged . | split -d -b 15M - "$new/kept.tar.gz." || return
     rm -f "$out"/kept.tar.gz.*
     mv "$new"/* "$out"
 }

@@ -31,7 +31,7 @@ def read_episodes(run_dir: Path) -> pd.DataFrame:
     if "charts/episodic_return" not in events.Tags()["scalars"]:
         return pd.DataFrame()
     found = pd.DataFrame(events.Scalars("charts/episodic_return"))
-    seconds = found["wall_time"] - found["wall_time"].iloc[0]
+    seconds = found["wall_time"] - events.FirstEventTimestamp()
     return pd.DataFrame({"step": found["step"], "return": found["value"], "seconds": seconds})
 
 

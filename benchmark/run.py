@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from io import StringIO
@@ -111,6 +111,12 @@ def parsed(script: Path, flags: tuple[str, ...]) -> dict:
         raise Refused(f"{script.name} {shlex.join(flags)}: {words}") from error
     plain = json.loads(json.dumps(asdict(args), default=str))  # as config.json has them
     return plain | {"script": script.stem, "patch": patch_in(script)}
+
+
+def names_of(flags: tuple[str, ...]) -> set[str]:
+    """The arguments that flags set, to another value or to the same."""
+    given = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
+    return {flag.removeprefix("--").replace("-", "_") for flag in given}
 
 
 def asked_by(run: Run) -> dict:
@@ -204,8 +210,8 @@ def with_flags(runs: list[Run]) -> list[Run]:
     for run, new in zip(runs, changed):
         plain, asked = parsed(run.script, run.flags), parsed(new.script, new.flags)
         found = {name for name in asked if asked[name] != plain[name]}
-        if found & NAMES:
-            names = ", ".join(sorted(found & NAMES))
+        if given := names_of(extra) & NAMES:
+            names = ", ".join(sorted(given))
             raise Refused(f"FLAGS may not have {names}: ENVS, SEEDS and STEPS say which runs")
         if found - FREE and not suffix:
             names = ", ".join(sorted(found - FREE))
@@ -239,6 +245,8 @@ class Pool:
     def __init__(self, runs: list[Run]):
         self.runs, self.stopped, self.children = runs, False, set()
         self.texts = {run.script: run.script.read_bytes() for run in runs}
+        for run in runs:  # before there are threads, which share stderr
+            asked_by(run), parsed(run.script, ())
         cores, kind = len(os.sched_getaffinity(0)), runs[0].cores
         gpus = os.environ.get("GPUS", "").split()
         self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
@@ -277,16 +285,18 @@ class Pool:
             except OSError:  # a disk without locks, as some of a cluster are
                 pass
             begin = file.tell()
-            old, code = newest_run(run, to_resume=True), 0
-            if not (old and is_finished(load_checkpoint(old))):
-                print(f"run  {run.name}{f', resumed from {old}' if old else ''}", flush=True)
-                code = self.wait_for(self.command(run, old), run.home, file)
+            run_dir, code = newest_run(run, to_resume=True), 0
+            if not (run_dir and is_finished(load_checkpoint(run_dir))):
+                resumed = f", resumed from {run_dir}" if run_dir else ""
+                print(f"run  {run.name}{resumed}", flush=True)
+                code = self.wait_for(self.command(run, run_dir), run.home, file)
+                run_dir = newest_run(run, to_resume=False)
         end = last_words(log.read_bytes()[begin:].decode(errors="replace"))
         diverged = code != 0 and "losses are not finite" in end
         if code and not diverged:
             return f"FAIL {run.name}, exit code {code}: {end} ({log})"
         try:
-            collect(newest_run(run, to_resume=False), run.folder, diverged)
+            collect(run_dir, run.folder, diverged)
         except SystemExit as error:
             return f"FAIL {run.name}: {error}"
         facts = read_facts(run.csv)
@@ -336,7 +346,8 @@ class Pool:
             except KeyboardInterrupt:
                 self.stopped = True
                 for process in [*self.children]:
-                    os.killpg(process.pid, signal.SIGTERM)
+                    with suppress(ProcessLookupError):  # it has just ended
+                        os.killpg(process.pid, signal.SIGTERM)
                 pool.shutdown(cancel_futures=True)
                 sys.exit("stopped; start the suite again to go on")
         return lines

@@ -16,8 +16,8 @@ INDICES = {
 }
 SUMMARY_RULE = """
 Mean over ten seeds (five for Pusher, Reacher and Swimmer) of the mean return of the last 100
-training episodes, with its 95% interval. CleanRL's: mean ± standard deviation of three seeds, by
-its documentation's tables pr-424 and v1.0.0-12-g99f7789.
+training episodes, with its 95% interval. CleanRL's: the two tables
+in its documentation, the newer one first, mean ± standard deviation of three seeds.
 """
 STUDY_RULE = """
 Measured as in the authors' code: mean return of each of the last five iterations, and of these the

@@ -219,6 +219,7 @@ def test_every_results_file_is_reached_by_a_row():
 REFUSED = [
     ({"FLAGS": "--gamma 0.9"}, "FLAGS change gamma: with SUFFIX"),
     ({"FLAGS": "--seed 7", "SUFFIX": "_mine"}, "FLAGS may not have seed"),
+    ({"FLAGS": "--exp-name=ppo", "SUFFIX": "_mine"}, "FLAGS may not have exp_name"),  # as it is
     ({"FLAGS": "--no-such-flag"}, "Unrecognized options: --no-such-flag"),
     ({"SEEDS": "1,2"}, r"SEEDS \(1,2\) are numbers"),
     ({"SEEDS": ""}, "leave no run"),

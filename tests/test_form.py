@@ -440,6 +440,8 @@ BAD_FLAGS = {
     "--gamma 1.5": ["--gamma (1.5)"],
     "--gae-lambda 1.01": ["--gae-lambda (1.01)"],
     "--env-id ./my_env:Own-v0": ["--env-id (./my_env:Own-v0)"],
+    "--env-id my:env:Own-v0": ["--env-id (my:env:Own-v0)"],
+    "--env-id :Own-v0": ["--env-id (:Own-v0)"],
     "--resume nowhere": ["no checkpoint", "nowhere"],
     "--evaluate nowhere": ["no checkpoint", "nowhere"],
     "--resume ''": ["--resume", "directory"],  # a shell's variable that is not set
@@ -663,6 +665,13 @@ def test_a_name_of_any_characters_makes_one_directory_below_runs(
         assert run_dir.parent == below / "runs" and len([*run_dir.parent.iterdir()]) == i
         assert re.fullmatch(r"[^/\\#?%:]{1,128}", run_dir.name)  # what W&B takes as an id
     assert [*tmp_path.iterdir()] == [below] and [*below.iterdir()] == [below / "runs"]
+
+
+@each_text_of("new_run_dir")
+def test_a_link_to_a_disk_that_is_not_there_stops_a_run(script):
+    Path("runs").symlink_to("nowhere")
+    with pytest.raises(FileExistsError):
+        train(script, total_timesteps=64)
 
 
 @each_text_of("Log.__init__", "provenance", "new_run_dir", "save_checkpoint")

@@ -197,6 +197,17 @@ def test_without_a_good_step_there_is_none(factor, agent):
     assert stats["policy_loss"] == old_stats["policy_loss"] and stats["approx_kl"] == 0
 
 
+def test_chance_accepts_no_step():
+    """The entropy of squashed actions is an estimate, so its noise is the same in every loss."""
+    torch.manual_seed(0)
+    args = args_of(squash_actions=True, ent_coef=1.0)
+    agent = trpo.Agent(OBS, ACTIONS, args).double()
+    policy, batch = rollout(agent)
+    params = as_views(agent)
+    stats = trpo.line_search(agent, params, 0 * params, policy, batch, 0.01, args)
+    assert stats["step_fraction"] == 0
+
+
 # -- runs --
 @pytest.fixture
 def searches(monkeypatch) -> list[dict]:
