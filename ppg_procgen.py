@@ -229,8 +229,8 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
         logits, value = (x.cpu() for x in self(obs)[:2])
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
-        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        # Gumbel-max samples like Categorical(logits=logits), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU even for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
@@ -317,7 +317,7 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
     """Add the gradient of a minibatch, part by part, to the parameters; returns its diagnostics.
 
-    So memory holds the activations of one part only. Small parts also fit the caches of a CPU
+    Memory then holds the activations of one part only. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
@@ -514,8 +514,8 @@ def train(args: Args) -> dict:
         # -- log and checkpoint --
         explained = 1 - b_advantages.var() / batch["returns"].var()  # advantages = returns - values
         log.iteration(global_step, stats, explained, optimizer.param_groups[0]["lr"])
-        # Before the iteration that ends a phase, so that a kill in the auxiliary phase costs only
-        # those two. And after it, since the next iteration overwrites the rollouts.
+        # Save before the iteration that ends a phase: a kill in the auxiliary phase then costs only
+        # these two. Save after it as well: the next iteration overwrites the rollouts.
         around_phase = args.ends_phase(iteration) or args.ends_phase(iteration + 1)
         if around_phase or log.checkpoint_is_due(iteration):
             if not skipped:
@@ -544,7 +544,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -610,7 +610,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["arch"]
     if initial and not checkpoint:
@@ -693,7 +693,7 @@ class Procgen(gym.vector.VectorEnv):
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
 
     def reset(self, *, seed=None, options=None):
-        """What the games show. Their seed they got when they were made, which began them."""
+        """What the games show now. They were seeded and started when they were made."""
         return self.games.observe()[1]["rgb"], {}
 
     def step(self, actions):

@@ -131,8 +131,8 @@ class Agent(nn.Module):
         logits = self.actor(obs)
         if greedy:
             return logits.argmax(-1)
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
-        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        # Gumbel-max samples like Categorical(logits=logits), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU even for a GPU
         return (logits - noise.to(logits.device)).argmax(-1)
 
     def get_value(self, obs: torch.Tensor) -> torch.Tensor:
@@ -326,7 +326,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -381,7 +381,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["shared_network"]
     if initial and not checkpoint:

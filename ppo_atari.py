@@ -296,8 +296,8 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
         logits, value = (x.cpu() for x in self(obs))
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
-        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        # Gumbel-max samples like Categorical(logits=logits), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU even for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
@@ -498,7 +498,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -564,7 +564,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["shared_network", "frame_stack"]
     if initial and not checkpoint:

@@ -326,8 +326,8 @@ class Agent(nn.Module):
         """Actions, log-probabilities and values, each (n,), on the CPU, and the new memory."""
         logits, value, lstm_state = self(obs[None], episode_starts[None], lstm_state)
         logits, value = logits[0].cpu(), value[0].cpu()
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
-        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        # Gumbel-max samples like Categorical(logits=logits), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU even for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         logprob = logits.log_softmax(-1).gather(-1, action)
         return action[:, 0], logprob[:, 0], value, lstm_state
@@ -543,7 +543,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -609,7 +609,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["lstm", "frame_stack"]
     if initial and not checkpoint:

@@ -165,7 +165,7 @@ class Agent(nn.Module):
         of 100 cells whether a unit of ours waits there, then what it may do.
         """
         logits = self.actor(self.actor_trunk(obs)).cpu()
-        if not greedy:  # Gumbel-max: as Categorical(logits=logits).sample() for each component
+        if not greedy:  # Gumbel-max samples like Categorical(logits=logits), for each component
             logits = logits - torch.empty(logits.shape).exponential_().log_()
         scores = logits.numpy()  # many small operations: NumPy's are faster
         allowed = rows[:, :, 0]  # (n, F)
@@ -390,7 +390,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -464,7 +464,7 @@ def check_microrts(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["shared_network"]
     if initial and not checkpoint:

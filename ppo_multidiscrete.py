@@ -131,7 +131,7 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, masks: torch.Tensor, greedy: bool = False) -> torch.Tensor:
         """Allowed actions (n, D) at observations (n, O): sampled, or the most probable ones."""
         logits = self.actor(obs)
-        if not greedy:  # Gumbel-max: as Categorical(logits=logits).sample() for each component
+        if not greedy:  # Gumbel-max samples like Categorical(logits=logits), for each component
             noise = torch.empty(logits.shape).exponential_().log_()  # on the CPU, also for a GPU
             logits = logits - noise.to(logits.device)
         components = logits.where(masks, -math.inf).split(self.nvec, dim=-1)
@@ -344,7 +344,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -403,7 +403,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["shared_network"]
     if initial and not checkpoint:

@@ -430,7 +430,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -492,7 +492,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = "shared_network render_as_observation image_size grayscale frame_stack".split()
     network_flags += ["frame_skip", "clip_actions"]

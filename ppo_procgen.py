@@ -197,8 +197,8 @@ class Agent(nn.Module):
     def act(self, obs: torch.Tensor, greedy: bool = False):
         """Actions (sampled or the modes), log-probabilities and values, each (n,), on the CPU."""
         logits, value = (x.cpu() for x in self(obs))
-        # Gumbel-max: as Categorical(logits=logits).sample(), five times as fast on small batches
-        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU, also for a GPU
+        # Gumbel-max samples like Categorical(logits=logits), five times as fast on small batches
+        noise = torch.empty(logits.shape).exponential_().log_()  # drawn on the CPU even for a GPU
         action = (logits if greedy else logits - noise).argmax(-1, keepdim=True)
         return action[:, 0], logits.log_softmax(-1).gather(-1, action)[:, 0], value
 
@@ -266,7 +266,7 @@ def minibatch_loss(agent: Agent, mb: dict, clip_coef, args: Args):
 def accumulate(loss_fn, agent: Agent, mb: dict, micro_batch_size: int, *rest) -> dict:
     """Add the gradient of a minibatch, part by part, to the parameters; returns its diagnostics.
 
-    So memory holds the activations of one part only. Small parts also fit the caches of a CPU
+    Memory then holds the activations of one part only. Small parts also fit the caches of a CPU
     (oneDNN's convolutions are slow with 1024 images).
     """
     sums = {}
@@ -427,7 +427,7 @@ def train(args: Args) -> dict:
 
 
 class Refused(SystemExit, Exception):
-    """What the user can correct: one line if nobody catches it; a sweep can, as an Exception."""
+    """An error that the user can correct: uncaught it is one line; a sweep can catch it."""
 
 
 def require(condition, message: str) -> None:
@@ -488,7 +488,7 @@ def check_args(args: Args) -> None:
 
 
 def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> None:
-    """Refuse to go on with a run, or to begin with its agent, if a flag differs that matters."""
+    """Refuse to go on with a run, or to begin with its agent, if a flag that matters differs."""
     new = asdict(args)
     network_flags = ["shared_network"]
     if initial and not checkpoint:
@@ -568,7 +568,7 @@ class Procgen(gym.vector.VectorEnv):
         self.single_action_space = gym.spaces.Discrete(self.games.ac_space.eltype.n)
 
     def reset(self, *, seed=None, options=None):
-        """What the games show. Their seed they got when they were made, which began them."""
+        """What the games show now. They were seeded and started when they were made."""
         return self.games.observe()[1]["rgb"], {}
 
     def step(self, actions):

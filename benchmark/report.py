@@ -153,7 +153,7 @@ def details_section() -> str:
             link = f"[{detail}](docs/details/{page.name}#{anchor})"
             rows.append([link, title, where])
         head = page.read_text().partition("\n")[0].removeprefix("# ")
-        parts += [f"**{head}**", table(["id", "detail", "stands in"], rows, left=3)]
+        parts += [f"**{head}**", table(["id", "detail", "found in"], rows, left=3)]
     return "\n\n".join(parts)
 
 

@@ -15,9 +15,9 @@ INDICES = {
     "ACLI, the code-level details": [("ppo", "ppo_m"), ("trpo_plus", "trpo")],
 }
 SUMMARY_RULE = """
-Mean over ten seeds (five for Pusher, Reacher and Swimmer) of the mean return of the last 100
-training episodes, with its 95% interval. CleanRL's: the two tables
-in its documentation, the newer one first, mean ± standard deviation of three seeds.
+Returns are means of the last 100 training episodes, averaged over ten seeds (five for Pusher,
+Reacher and Swimmer), with the 95% interval of that average. CleanRL's are from the two tables in
+its documentation, the newer one first: mean ± standard deviation of three seeds.
 """
 STUDY_RULE = """
 Measured as in the authors' code: mean return of each of the last five iterations, and of these the
@@ -27,16 +27,16 @@ mean. Published: v2 tasks, at least 80 agents, 95% bootstrap interval. AAI = max
 """
 RETURN_RULE = """
 Final returns: mean of the last 100 training episodes. Differences are of the means, with Welch's
-95% interval, or with fewer than five seeds each seed's. An interval with 0 inside decides nothing.
+95% interval; below five seeds each seed's is listed. An interval with 0 inside decides nothing.
 """
 DIFFERENCE_RULE = f"""{RETURN_RULE}
 If no change had any effect, about five in a hundred would still leave 0 out, often several
 together, because all are compared with the same first row.
 """
 IMPROVEMENT_RULE = """
-Probability of improvement: that a run of the changed one is better than one of the original, mean
+Probability of improvement: that a run of the changed script beats one of the original, averaged
 over environments; from five seeds on with its 95% bootstrap interval, which has no width where all
-runs of one are better.
+runs of one beat all of the other.
 """
 
 BROKEN_RULE = """
@@ -199,7 +199,7 @@ def front_section(name: str) -> str:
         runs = runs if runs.empty else runs.query("env == @row.env and exp == @row.experiment")
         script, about = f"[`{row['script']}`]({row['script']})", f"[more]({row['page']})"
         if runs.empty:
-            missing = [script, row["words"], row["environments"], "not measured yet", about]
+            missing = [script, row["words"], row["environments"], "not measured yet", "", "", about]
             rows += [missing] if name == "scripts" else []
             continue
         first = runs.iloc[0]
@@ -207,9 +207,9 @@ def front_section(name: str) -> str:
         seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
         mean = number(runs["final_return"].mean())
         if name == "scripts":
-            score = f"{row['env']} {mean} {row['flags']}".rstrip()
-            score += f", {steps} steps, {time_cell(runs)}, {seeds}"
-            rows.append([script, row["words"], row["environments"], score, about])
+            task = f"{row['env']} {row['flags']}".rstrip()
+            training = f"{steps} steps, {time_cell(runs)}, {seeds}"
+            rows.append([script, row["words"], row["environments"], task, mean, training, about])
             continue
         known = results.published(row["folder"], row["env"], first["total_timesteps"])
         known = known[known["source"].str.contains(row["published"])]
@@ -220,8 +220,8 @@ def front_section(name: str) -> str:
         command = f"`{row['script']} {row['flags']}`".replace(" `", "`")
         rows.append([row["env"], command, steps, mean, str(len(runs)), theirs, time_cell(runs)])
     if name == "scripts":
-        head = ["script", "it adds", "environments", "score", ""]
-        return table(head, rows, left=5)
+        head = ["script", "it adds", "environments", "for example", "score", "trained for", ""]
+        return table(head, rows, left=7)
     head = ["environment", "script", "steps", "ours", "seeds", "published", "a run takes"]
     return table(head, rows, left=2)
 
