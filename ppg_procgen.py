@@ -37,7 +37,7 @@ import time
 import warnings
 from collections import deque
 from dataclasses import asdict, astuple, dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -597,8 +597,8 @@ def check_args(args: Args) -> None:
     for name in ("num_levels", "start_level", "env_threads"):
         value = getattr(args, name)
         require(value < 2**30, f"--{name.replace('_', '-')} ({value}) must be below {2**30:,}")
-    limited = args.num_levels or (args.eval_levels == "train" and not args.start_level)
-    require(limited, f"--start-level ({args.start_level}), --eval-levels unseen: give --num-levels")
+    why = f"--start-level ({args.start_level}), --eval-levels unseen: train with --num-levels"
+    require(args.num_levels or args.eval_levels == "train" and not args.start_level, why)
     check_game(args.env_id)
     found = args.evaluate or not args.track or getattr(find_spec("wandb"), "origin", None)
     require(found, "--track needs wandb (uv run --with wandb ...)")  # ./wandb has no origin
@@ -626,6 +626,7 @@ def check_runs(args: Args, checkpoint: dict | None, initial: dict | None) -> Non
     require(not (annealed and is_longer), f"this run cannot have more --total-timesteps: {why}")
     rest = Args(**old).num_iterations % old["n_iteration"]
     why = f"its last phase has {rest} iterations, not {old['n_iteration']}"
+    why += f"; begin with a multiple of {old['n_iteration'] * args.batch_size} steps"
     require(not (rest and is_longer), f"this run cannot have more --total-timesteps: {why}")
     free = "resume evaluate cuda compile track wandb_project_name wandb_entity".split()
     free += "capture_video checkpoint_seconds eval_episodes eval_deterministic env_threads".split()
@@ -710,7 +711,7 @@ class Procgen(gym.vector.VectorEnv):
 
 
 def film(envs: Procgen, args: Args, video_dir: Path) -> gym.vector.VectorEnv:
-    """The games with videos of whole ones: some of training, every one of an evaluation."""
+    """The games with videos: some of training, every one of an evaluation."""
     print(f"videos: {video_dir}", flush=True)
     warnings.filterwarnings("ignore", ".*same-step")  # Procgen does not show the end of a game
     evaluates = video_dir.name.startswith("eval")
@@ -956,7 +957,8 @@ def provenance(args: Args) -> dict:
     """What it takes to repeat the run."""
     git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty"]
     found = shutil.which("git") and subprocess.run(git, capture_output=True, text=True)
-    packages = ["torch", "gymnasium", "numpy", "procgen-mirror"]
+    packages = ["torch", "gymnasium", "numpy"]
+    packages += packages_distributions().get("procgen", [])  # procgen-mirror, or your own build
     return {
         "args": plain_args(args),
         "command": shlex.join(sys.argv),

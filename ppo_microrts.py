@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -162,7 +163,8 @@ class Agent(nn.Module):
 
         `rows` (n, F, 1 + R) is a row for each choice of component 0, which is drawn first: whether
         it is allowed, then which of the R choices of the others go with it. MicroRTS: (n, 100, 79),
-        of 100 cells whether a unit of ours waits there, then what it may do.
+        of 100 cells whether a unit of ours waits there, then what it may do. Greedy is the most
+        probable choice of component 0, then the most probable ones that go with it.
         """
         logits = self.actor(self.actor_trunk(obs)).cpu()
         if not greedy:  # Gumbel-max samples like Categorical(logits=logits), for each component
@@ -736,6 +738,7 @@ def make_envs(args: Args, run_dir: Path, first_seed: int) -> gym.vector.VectorEn
             return envs
         video_dir = run_dir / f"videos_{int(time.time())}"
         print(f"videos: {video_dir}", flush=True)
+        warnings.filterwarnings("ignore", ".*same-step")  # MicroRTS shows ends itself
         return gym.wrappers.vector.RecordVideo(envs, str(video_dir), record_first_only=True)
 
     def maker(n: int):

@@ -675,6 +675,8 @@ def make_env(args: Args, films: bool = False) -> gym.Env:
         bounded = np.isfinite(action_space.high - action_space.low).all()
     needed = args.squash_actions or args.scale_actions
     require(bounded or not needed, f"{args.env_id} has no bounds to squash or scale actions to")
+    moves = (action_space.low < action_space.high).all() or not args.squash_actions
+    require(moves, f"{args.env_id} has bounds without room between them to squash actions into")
     limited = env.spec.max_episode_steps or not args.staggered_resets
     require(limited, f"{args.env_id} has no time limit: --staggered-resets needs one")
     return PlainEnv(env)

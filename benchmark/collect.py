@@ -50,19 +50,22 @@ def read_episodes(run_dir: Path) -> np.ndarray:
     return episodes[["step", "return", "seconds"]].to_numpy(float).T
 
 
-def check_episodes(run_dir: Path, episodes: np.ndarray, final_return: float) -> None:
-    """The last returns have the mean that the checkpoint has."""
+def check_episodes(run_dir: Path, episodes: np.ndarray, recent_returns: list[float]) -> None:
+    """There are some, and the last returns have the mean of those in the checkpoint."""
     if not episodes.size:
-        sys.exit(f"error: {run_dir} has no finished episode")
-    if not np.isclose(final_return, episodes[1, -WINDOW:].mean(), rtol=1e-4, atol=1e-4):
+        sys.exit(f"error: {run_dir} has no finished episode: it needs more steps, or a time limit")
+    last = episodes[1, -WINDOW:].mean()
+    if not np.isclose(np.mean(recent_returns), last, rtol=1e-4, atol=1e-4):
         files = f"episodes.csv and checkpoint.pt of {run_dir}"
         sys.exit(f"error: {files} disagree on the last {WINDOW} returns")
 
 
 def diverged(run_dir: Path, episodes: np.ndarray) -> dict:
     """What stands for the checkpoint of a run whose losses stopped being finite."""
-    step, _, seconds = episodes[:, -1] if episodes.size else np.zeros(3)
-    worst = min(0.0, float(episodes[1, -WINDOW:].mean())) if episodes.size else 0.0
+    if not episodes.size:
+        sys.exit(f"error: the losses of {run_dir} were not finite before an episode had ended")
+    step, _, seconds = episodes[:, -1]
+    worst = min(0.0, float(episodes[1, -WINDOW:].mean()))
     checkpoint = {"args": json.loads((run_dir / "config.json").read_text())["args"]}
     checkpoint |= {"global_step": int(step), "seconds": float(seconds)}
     return checkpoint | {"recent_returns": [worst]}
@@ -118,7 +121,7 @@ def facts_of(run_dir: Path, checkpoint: dict, episodes: np.ndarray) -> dict:
     args = checkpoint["args"] | {"resume": None}  # a resumed run may have more steps than at first
     program, *flags = shlex.split(config["command"])
     source = run_dir / Path(program).name  # the copy that the run made of its script
-    source = source if source.exists() else next(run_dir.glob("*.py"))  # a sweep started it
+    source = source if source.is_file() else next(run_dir.glob("*.py"))  # a sweep started it
     return {
         "script": source.stem,
         "env": args["env_id"],
@@ -183,7 +186,7 @@ def collect(run_dir: Path, folder: str, has_diverged=False, unfinished=False) ->
         if not (unfinished or is_finished(checkpoint)):
             sys.exit(f"error: {run_dir} is not finished: iteration {checkpoint['iteration']}")
         episodes = episodes[:, episodes[0] <= checkpoint["global_step"]]  # the run may be ahead
-        check_episodes(run_dir, episodes, float(np.mean(checkpoint["recent_returns"])))
+        check_episodes(run_dir, episodes, checkpoint["recent_returns"])
     facts = facts_of(run_dir, checkpoint, episodes)
     if has_diverged:
         facts["return_of_iterations"] = min(0.0, facts["return_of_iterations"])
@@ -213,6 +216,7 @@ def main() -> None:
     parser.add_argument("--folder", required=True, help="of results/, such as mujoco_mine")
     parser.add_argument("--unfinished", action="store_true", help="those not at their end, too")
     options = parser.parse_args()
+    os.environ.pop("OMP_NUM_THREADS", None)  # this shell's, not the run's
     for run_dir in options.run_dirs:
         print(f"done {collect(run_dir, options.folder, unfinished=options.unfinished)}")
 

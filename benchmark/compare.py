@@ -14,14 +14,16 @@ import re
 import sys
 from pathlib import Path
 
+from patches import script_of
 from results import groups_of, read_runs
-from run import NAMES, Refused, Run, names_of, parsed, train_all
+from run import NAMES, Refused, Run, names_of, parsed, train_all, with_whole_path
 from tables import (
     IMPROVEMENT_RULE,
     RETURN_RULE,
     difference_cell,
     improvement_cell,
     mean_cell,
+    seeds_cell,
     table,
     text,
 )
@@ -54,7 +56,10 @@ def comparison(original: str, changed: str) -> str:
         returns = {exp: runs["final_return"].to_numpy() for exp, runs in groups_of(group, "exp")}
         if {original, changed} <= returns.keys():
             x, y = returns[original], returns[changed]
-            row = [env, f"{len(x)}, {len(y)}", mean_cell(x), mean_cell(y), difference_cell(x, y)]
+            ended = group.groupby("exp")["diverged"].sum()
+            both = [(returns[exp], ended[exp]) for exp in (original, changed)]
+            row = [env, "; ".join(seeds_cell([len(z)], n) for z, n in both)]
+            row += [mean_cell(x), mean_cell(y), difference_cell(x, y)]
             rows.append([*row, improvement_cell([x], [y]) if min(len(x), len(y)) > 2 else "-"])
     head = ["environment", "seeds", original, changed, "difference", "probability of improvement"]
     return f"{table(head, rows)}\n\n{text(RETURN_RULE)} {text(IMPROVEMENT_RULE)}"
@@ -68,7 +73,8 @@ def main() -> None:
     if missing := [script for script in scripts if not Path(script).is_file()]:
         sys.exit(f"error: no file {missing[0]}")
     try:
-        runs = plan([Path(script).resolve() for script in scripts], tuple(flags))
+        paths = [script_of(str(Path(script).resolve())) for script in scripts]
+        runs = plan(paths, with_whole_path(tuple(flags)))
         train_all(runs, dry_run)
     except (Refused, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -58,8 +58,8 @@ def add_legend(fig, entries: dict[tuple[str, str], list]) -> None:
 
 
 def save(fig, path, dpi: int = 160) -> None:
-    path.parent.mkdir(exist_ok=True)
-    unchanging = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unchanging = {".svg": {"Date": None}, ".png": {"Software": None}}.get(path.suffix)
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
         fig.savefig(path, dpi=dpi, metadata=unchanging)
     plt.close(fig)

@@ -20,7 +20,10 @@ MADE = ROOT / "runs" / "variants"
 
 def original_of(patch: Path) -> str:
     """The name of the script that a patch changes."""
-    return re.search(r"(?m)^--- (\w+\.py)\s", patch.read_text())[1]
+    found = re.search(r"(?m)^--- (?:a/)?(\w+\.py)\s", patch.read_text())
+    if not found:
+        raise ValueError(f"{patch.name} has no line `--- SCRIPT.py`")
+    return found[1]
 
 
 def digest_of(patch: Path) -> str:

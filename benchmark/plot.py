@@ -11,6 +11,7 @@ t), else with a thin line for each.
 import argparse
 import json
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -41,10 +42,12 @@ def read_run(run_dir: Path) -> dict | None:
     if episodes.empty:
         print(f"skipped {run_dir}: no finished episode", file=sys.stderr)
         return None
-    if (run_dir / "config.json").exists():
+    try:
         args = json.loads((run_dir / "config.json").read_text())["args"]
         env, exp, seed = args["env_id"], args["exp_name"], args["seed"]
-    else:
+    except (OSError, ValueError):  # another project's run, or a copy under way
+        if run_dir.name.count("__") < 3:
+            return None
         env, exp, seed, _ = run_dir.name.rsplit("__", 3)
     mean = episodes["return"].rolling(100, min_periods=1).mean()
     curve = episodes[["step", "seconds"]].assign(**{"return": mean})
@@ -79,7 +82,7 @@ def draw(runs: pd.DataFrame, out: Path) -> None:
     envs = list(dict.fromkeys(runs["env"]))
     how = {"figsize": (9, 2.7 * len(envs) + 1), "squeeze": False, "layout": "constrained"}
     fig, axes = plt.subplots(len(envs), 2, **how)
-    colours = dict(zip(dict.fromkeys(runs["exp"]), plt.get_cmap("tab10").colors * 10))
+    colours = dict(zip(dict.fromkeys(runs["exp"]), cycle(plt.get_cmap("tab10").colors)))
     entries = {}
     for row, (env, of_env) in zip(axes, groups_of(runs, "env")):
         for ax, (x, (unit, label)) in zip(row, AXES.items()):

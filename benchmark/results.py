@@ -99,7 +99,7 @@ def on_one_grid(curves: list, x: str, y="return", end=max) -> tuple[np.ndarray, 
 
 def file_of(folder: str, env: str, experiment: str, seed: str | int) -> Path:
     """The results file of a run."""
-    env = env.replace("/", "-").replace(":", "-")
+    env, experiment = (re.sub("[/:]", "-", name) for name in (env, experiment))
     return RESULTS / folder / env / f"{experiment}__{seed}.csv"
 
 

@@ -91,6 +91,7 @@ def load(script: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, script)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look
+    sys.path.append(str(script.parent))  # for what it imports from beside it
     spec.loader.exec_module(module)
     return module
 
@@ -117,6 +118,18 @@ def names_of(flags: tuple[str, ...]) -> set[str]:
     """The arguments that flags set, to another value or to the same."""
     given = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
     return {flag.removeprefix("--").replace("-", "_") for flag in given}
+
+
+def with_whole_path(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The run of --init-from by its whole path, since a training starts in another folder."""
+    words = [*flags]
+    for i, word in enumerate(words):
+        name, is_one_word, path = word.partition("=")
+        if name == "--init-from" and is_one_word:
+            words[i] = f"{name}={os.path.abspath(path)}"
+        elif name == "--init-from" and words[i + 1 :]:
+            words[i + 1] = os.path.abspath(words[i + 1])
+    return tuple(words)
 
 
 def asked_by(run: Run) -> dict:
@@ -201,7 +214,7 @@ def plan(suite: str, recipes: list[str]) -> list[Run]:
 
 def with_flags(runs: list[Run]) -> list[Run]:
     """The plan with FLAGS, which may not change what a folder's results stand for."""
-    extra = tuple(shlex.split(os.environ.get("FLAGS", "")))
+    extra = with_whole_path(tuple(shlex.split(os.environ.get("FLAGS", ""))))
     suffix = os.environ.get("SUFFIX", "")
     folders = {*read_recipes()["folder"]}
     if clash := {run.folder for run in runs if suffix and run.folder in folders}:
@@ -220,6 +233,12 @@ def with_flags(runs: list[Run]) -> list[Run]:
 
 
 # -- training --
+def say(lines: str) -> None:
+    """Print in one piece, since threads print."""
+    sys.stdout.write(f"{lines}\n")
+    sys.stdout.flush()
+
+
 def last_words(log: str) -> str:
     """Why a run ended: its own last error, which the output of other programs may follow."""
     lines = [line for line in BAR.sub("\n", log).splitlines() if line.strip()]
@@ -252,7 +271,7 @@ class Pool:
         self.processes = int(kind) if kind.isdecimal() else 0  # of torchrun
         workers = {"one": cores, "all": len(gpus) or 1}.get(kind, 1)
         self.workers = int(os.environ.get("WORKERS") or workers)
-        together = max(self.processes, 1) * self.workers
+        together = max(self.processes, 1) * max(self.workers, 1)
         threads = 1 if kind == "one" else -(-cores // together)
         self.threads = os.environ.get("THREADS") or str(threads)
         self.gpus = queue.SimpleQueue()
@@ -288,7 +307,7 @@ class Pool:
             run_dir, code = newest_run(run, to_resume=True), 0
             if not (run_dir and is_finished(load_checkpoint(run_dir))):
                 resumed = f", resumed from {run_dir}" if run_dir else ""
-                print(f"run  {run.name}{resumed}", flush=True)
+                say(f"run  {run.name}{resumed}")
                 code = self.wait_for(self.command(run, run_dir), run.home, file)
                 run_dir = newest_run(run, to_resume=False)
         end = last_words(log.read_bytes()[begin:].decode(errors="replace"))
@@ -305,7 +324,8 @@ class Pool:
 
     def wait_for(self, command: list[str], home: Path, log) -> int:
         """The exit code of a process that ends with this one, however this one ends."""
-        env = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".strip(":")}
+        folders = [str(Path.cwd()), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        env = os.environ | {"PYTHONPATH": ":".join(filter(None, folders))}
         gpu = None if self.gpus.empty() or self.processes else self.gpus.get()
         env |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         process = subprocess.Popen(
@@ -341,8 +361,8 @@ class Pool:
                     trained += lines[-1].startswith("done")
                     left = len(futures) - len(lines)
                     minutes = (time.monotonic() - start) / max(trained, 1) * left / 60
-                    about = f", about {minutes:.0f} minutes" if trained and left else ""
-                    print(f"{lines[-1]}\n{left} of {len(futures)} runs left{about}", flush=True)
+                    about = f", about {minutes:.0f} min" if trained and left else ""
+                    say(f"{lines[-1]}\n{left} of {len(futures)} runs left{about}")
             except KeyboardInterrupt:
                 self.stopped = True
                 for process in [*self.children]:

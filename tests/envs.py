@@ -351,6 +351,7 @@ def register() -> None:
     for name, observation_space, action_space in [
         ("Unbounded", vector, Box(-np.inf, np.inf, (1,))),
         ("Huge", vector, Box(-huge, huge)),
+        ("NoRoom", vector, Box(np.float32([-1, 0]), np.float32([1, 0]))),
         ("Integers", vector, Box(0, 5, (2,), np.int64)),
         ("Images", image, vector),
         ("ImagesDiscrete", image, Discrete(2)),

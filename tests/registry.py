@@ -207,6 +207,7 @@ MUJOCO = Script(
         "Images-v0": ["Images-v0", "(8, 8, 3)", "vector"],
         "Integers-v0": ["Integers-v0", "int64", "reals"],
         "Unbounded-v0 --squash-actions": ["Unbounded-v0", "bounds", "squash"],
+        "NoRoom-v0 --squash-actions": ["NoRoom-v0", "bounds without room"],
         "Unbounded-v0 --scale-actions": ["Unbounded-v0", "bounds", "scale"],
         "Huge-v0 --scale-actions": ["Huge-v0", "bounds", "scale"],
         "Unbounded-v0 --staggered-resets": ["Unbounded-v0", "time limit", "staggered"],

@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "benchmark"))
 
 import collect  # noqa: E402
 import figures  # noqa: E402
+import patches  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import results  # noqa: E402
@@ -144,7 +145,7 @@ def test_compare_trains_both_and_prints_the_difference(project):
     output = output_of(start(project, *command, **tiny))
     head, _, row = [line for line in output.splitlines() if line.startswith("|")]
     assert re.search(r"\| ppo-\w{8} \| my_ppo_copy_-\w{8} \| difference", head)
-    assert row.startswith("| CartPole-v1 | 1, 1 |")
+    assert row.startswith("| CartPole-v1 | 1; 1 |")
     tiny["ENVS"] = "CartPole-v1 Acrobot-v1"
     output = output_of(start(project, *command, "--dry-run", **tiny))
     assert output.count("have ") == output.count(" --env-id Acrobot-v1 ") == 2
@@ -195,6 +196,28 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(figures, "FIGURES", tmp_path / "figures")
     return tmp_path
+
+
+def test_the_run_of_init_from_is_found_from_where_the_command_was_given(here, monkeypatch):
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("SUFFIX", "_mine")
+    for flags in ("--init-from runs/x", "--init-from=runs/x"):
+        monkeypatch.setenv("FLAGS", f"{flags} --num-envs 8")
+        each = run.with_flags(run.plan("classic", ["default"]))[0]
+        asked = run.asked_by(each)
+        assert asked["init_from"] == str(here / "runs" / "x") and asked["num_envs"] == 8
+
+
+def test_a_script_may_import_what_lies_beside_it(here):
+    """And a patch may be one of git."""
+    (here / "beside.py").write_text("GAMMA = 0.5")
+    (here / "copy_of_ppo.py").write_text("from beside import GAMMA")
+    assert run.load(here / "copy_of_ppo.py").GAMMA == 0.5
+    (here / "idea.patch").write_text("--- a/ppo.py\n+++ b/ppo.py\n")
+    assert patches.original_of(here / "idea.patch") == "ppo.py"
+    (here / "idea.patch").write_text("+++ ppo.py\n")
+    with pytest.raises(ValueError, match="no line `--- SCRIPT.py`"):
+        patches.original_of(here / "idea.patch")
 
 
 @pytest.mark.parametrize("suite", dict(RECIPES))
@@ -389,6 +412,11 @@ def test_what_is_no_whole_run_is_not_collected_unless_asked(finished):
     """An unfinished one up to its checkpoint; the tables say how far it came."""
     with pytest.raises(SystemExit, match="disagree on the last 100 returns"):
         collect.collect(finished(recent_returns=[2.0, 5.0]), "suite")
+    for has_diverged, words in ((False, "no finished episode"), (True, "before an episode")):
+        run_dir = finished()
+        (run_dir / "episodes.csv").write_text("step,return,length,seconds\n")
+        with pytest.raises(SystemExit, match=words):
+            collect.collect(run_dir, "suite", has_diverged)
     run_dir = finished(iteration=2, global_step=20, seconds=2.0, recent_returns=[2.0])
     with pytest.raises(SystemExit, match="is not finished"):
         collect.collect(run_dir, "suite")
