@@ -26,7 +26,7 @@ import envs  # noqa: E402
 from harness import small_games  # noqa: E402
 from harness import train as run_of  # noqa: E402
 from registry import SCRIPTS, Script  # noqa: E402
-from watch import Watch, copied, one_layer_agent  # noqa: E402
+from watch import copied, one_layer_agent  # noqa: E402
 
 import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
@@ -266,20 +266,6 @@ def run_script(script, runner):
 
 
 # -- what happens in a run --
-@pytest.fixture
-def watch(monkeypatch):
-    """`seen = watch(script)`: the rollouts and optimizer steps of its runs from now on."""
-    watches = []
-
-    def start(script) -> Watch:
-        watches.append(Watch(script, monkeypatch))
-        return watches[-1]
-
-    yield start
-    for each in watches:
-        each.hook.remove()
-
-
 @pytest.fixture
 def spy(monkeypatch):
     """`calls = spy(owner, name)`: the function runs; calls gets (copies of arguments, result)."""

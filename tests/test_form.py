@@ -179,7 +179,7 @@ def test_first_ratio_is_one_whatever_is_switched(script, folder):
     """Of the first minibatch: then and there the policy is that of the rollout.
 
     With each switch that the parent lacks, and with all together that are on or off (bfloat16
-    alone, and actions are squashed, not scaled). tests/test_behaviour.py says what they change.
+    alone, and actions are squashed, not scaled).
     """
     switches = switches_of(script)
     of_parent = SCRIPTS[script.parent].module.Args() if script.parent else object()

@@ -127,18 +127,17 @@ OTHER = {"max_grad_norm": 0.0, "adam_eps": 1e-2, "anneal_lr": False, "shared_net
 
 
 @pytest.mark.parametrize("changes", [{"max_grad_norm": 0.1}, OTHER], ids=["clipped", "other"])
-def test_updates_are_those_of_adam_over_separate_tensors(changes, script, run_script, watch):
+def test_updates_are_those_of_adam_over_separate_tensors(changes, script, run_script, spy):
     """The minibatches of a run again: backward, clip_grad_norm_ and torch's plain Adam."""
-    seen = watch(script)
+    evaluated, losses = spy(script.Agent, "evaluate_actions"), spy(script, "ppo_loss")
     flags = {"learning_rate": 0.01, "total_timesteps": 96, "ortho_init": False, "ent_coef": 0.01}
     result = run_script(**flags | changes)
     args = script.Args(**torch.load(result["run_dir"] / "checkpoint.pt")["args"])
-    agent = seen.rollouts[0].agent
+    (agent, *_), _ = evaluated[0]  # before the first update
     start = {name: weight.clone() for name, weight in agent.state_dict().items()}
     optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, foreach=False)
     clips = []
-    for i, step in enumerate(list(seen.steps)):
-        mb = step.mb
+    for i, mb in enumerate([inputs[3] for inputs, _ in losses]):
         new = agent.evaluate_actions(mb["obs"], mb["actions"])
         loss, _ = script.ppo_loss(*new, mb, args.clip_coef, args)
         optimizer.zero_grad()
@@ -200,9 +199,9 @@ def test_mujoco_rewards_are_scaled_then_clipped_but_not_centered():
 
 
 @pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco, spy, watch):
+def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco, spy):
     """R = gamma R + r enters the variance, then the reward is scaled, then any end sets R to 0."""
-    updates, seen = spy(mujoco.RunningMeanStd, "update"), watch(mujoco)
+    updates, gae_calls = spy(mujoco.RunningMeanStd, "update"), spy(mujoco, "gae")
     run_mujoco(env_id=env_id)
     fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
     returns = np.resize([1, 1.99, 2.9701, 3.940399, 4.90099501], 32)  # of episodes of five steps
@@ -211,7 +210,7 @@ def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco
     mean = both.cumsum()[1::2] / (n + 1e-4)
     var = (1e-4 + (both**2).cumsum()[1::2]) / (n + 1e-4) - mean**2
     scaled = np.minimum(1 / np.sqrt(var + 1e-8), 10)
-    rewards = np.concatenate([rollout.rewards for rollout in seen.rollouts])
+    rewards = np.concatenate([inputs[0] for inputs, _ in gae_calls])
     np.testing.assert_allclose(rewards, np.column_stack([scaled, scaled]), rtol=1e-6)
 
 

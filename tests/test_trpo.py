@@ -273,19 +273,6 @@ def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
     assert (np.sort(epochs) == np.arange(32)).all() and len(np.unique(epochs, axis=0)) == 9
 
 
-@pytest.mark.parametrize("bootstrap, cut", [(True, 0), (False, 6)])
-def test_time_limits(bootstrap, cut, run_trpo, spy):
-    """Six episodes of five steps, which the limit ends; what followed them has a value."""
-    calls = spy(trpo, "gae")
-    limits = {"env_id": "Truncating-v0", "bootstrap_truncation": bootstrap}
-    run_trpo(**limits, norm_obs=False, total_timesteps=32)
-    [((_, values, following, terminations, dones, *_), _)] = calls
-    assert dones.sum() == 6 and terminations.sum() == cut
-    inside = dones[:-1] == 0
-    np.testing.assert_allclose(following[:-1][inside], values[1:][inside], atol=1e-6)
-    assert abs(following[dones == 1]).min() > 0
-
-
 @pytest.mark.e2e
 def test_compiled_is_eager(run_trpo):
     runs = [run_trpo(compile=compiled, **REAL) for compiled in (True, False)]
