@@ -597,12 +597,9 @@ def test_without_envpool_the_message_says_what_does(monkeypatch):
 
 # -- compiled and eager --
 @pytest.mark.e2e
-@pytest.mark.parametrize("bf16, share", [(False, 1e-3), (True, 0.3)])
-def test_compiled_and_eager_updates_agree(bf16, share):
-    """Ten minibatches, both with the same weights each time: left alone, Adam scales the smallest
-    differences up. Then one observation, of another shape.
-    """
-    args = tiny_atari(bf16=bf16)
+def test_compiled_and_eager_updates_agree_in_bfloat16():
+    """Ten minibatches, both with the same weights each time; float32 is in test_behaviour.py."""
+    args = tiny_atari(bf16=True)
     agent = make_agent(args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=args.adam_eps, fused=True)
     eager, fast = agent.forward, ppo.compiled(agent.forward, torch.device("cpu"))
@@ -619,8 +616,6 @@ def test_compiled_and_eager_updates_agree(bf16, share):
             loss.backward()
             grads.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
             losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=1e-1 * share)
-        assert (grads[0] - grads[1]).norm() <= share * grads[1].norm()
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=0.03)
+        assert (grads[0] - grads[1]).norm() <= 0.3 * grads[1].norm()
         optimizer.step()
-    one = images(1)
-    torch.testing.assert_close(fast(one), eager(one), rtol=share, atol=share)

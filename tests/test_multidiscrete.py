@@ -366,17 +366,6 @@ def test_grids_that_do_not_fit_are_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.e2e
-def test_compiled_microrts_is_eager():
-    runs = [
-        run(ppo_microrts, "Masked-rows-info-v0", compile=compiled, exp_name=f"{compiled}")
-        for compiled in (True, False)
-    ]
-    one, other = (checkpoint_of(run_dir)["agent"] for run_dir in runs)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-4)
-
-
 # -- the networks of ppo_microrts.py --
 NETWORKS = {  # space, shapes and names of the layers before the heads
     "vector": (VECTOR, [(64, 3), (64, 64)], "Linear Tanh Linear Tanh"),

@@ -257,28 +257,6 @@ def test_clipped_actions_are_of_the_space_whatever_its_type(dtype):
         env.step(np.float32(action))
 
 
-# -- processes --
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "script, env_id",
-    [
-        ("ppo_pixels", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo_continuous_mujoco", "Pendulum-v1"),
-    ],
-)
-def test_a_run_that_renders_can_be_killed(script, env_id):
-    """SDL, which pygame draws with, would take SIGTERM for itself."""
-    code = f"import os, time, {script} as script; "
-    code += (
-        f"args = script.Args(env_id='{env_id}', capture_video=True); script.try_env(args, None); "
-    )
-    code += "os.kill(os.getpid(), 15); time.sleep(10)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == -15, done.stderr
-
-
 # -- memory --
 @pytest.mark.e2e
 def test_a_run_needs_little_more_memory_than_its_images(tmp_path):

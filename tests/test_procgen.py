@@ -704,27 +704,3 @@ def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch):
     episodes = episodes_of(run_procgen(script, learning_rate=1e-3, **size | more)["run_dir"])
     returns = [value for _, value, _ in episodes]
     assert np.mean(returns[:32]) < 1.5 and np.mean(returns[-32:]) > reached
-
-
-# -- compiled and eager --
-@pytest.mark.e2e
-@pytest.mark.parametrize("own", [False, True])
-def test_compiled_run_is_the_eager_run(own, run_procgen):
-    """Both phases twice, and no step of the auxiliary head in a policy phase.
-
-    At the default learning rate rounding grows to 1e-3 of the distance, at this one to 3e-5.
-    """
-    flags = {
-        "aux_adam": own,
-        "adam_eps": 1e-3,
-        "init": "torch",
-        "total_timesteps": 256,
-        "learning_rate": 1e-4,
-    }
-    still = {"learning_rate": 1e-30, "total_timesteps": 64}
-    runs = [flags | still, flags, flags | {"compile": True}]
-    ends = [checkpoint_of(run_procgen(ppg, **changes)["run_dir"]) for changes in runs]
-    start, eager, compiled = (flat(end["agent"].values()) for end in ends)
-    assert (compiled - eager).norm() < 1e-3 * (eager - start).norm()
-    steps = [[x["step"] for x in end["optimizer"]["state"].values()] for end in ends]
-    assert steps[1] == steps[2] and (eager - start).norm() > 1e-2

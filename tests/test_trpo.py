@@ -273,14 +273,6 @@ def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
     assert (np.sort(epochs) == np.arange(32)).all() and len(np.unique(epochs, axis=0)) == 9
 
 
-@pytest.mark.e2e
-def test_compiled_is_eager(run_trpo):
-    runs = [run_trpo(compile=compiled, **REAL) for compiled in (True, False)]
-    one, other = (checkpoint_of(run["run_dir"])["agent"] for run in runs)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-3)
-
-
 # -- what is refused --
 def test_a_moving_limit_fixes_the_length_of_a_run():
     """As annealing does."""
