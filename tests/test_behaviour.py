@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import Scripted, tiny
+from conftest import Scripted, run_tiny, tiny
 from harness import known, some, train
 from registry import SCRIPTS
 from watch import checkpoint_of, episodes_of, flat, scalars_of
@@ -36,11 +36,11 @@ def test_ppo_what_is_drawn_is_played_and_stored(spy):
     assert len(obs) == 64 and set(drawn.tolist()) == {0, 1, 2}
 
 
-def test_mujoco_what_is_drawn_is_stored(run_mujoco, spy):
+def test_mujoco_what_is_drawn_is_stored(spy):
     """With little noise: the mean at the observation beside it."""
     evaluated = spy(mujoco.Agent, "evaluate_actions")
     flags = {"env_id": "Hopper-v4", "ortho_init": False, "learning_rate": 1e-30}
-    run_mujoco(init_log_std=-8.0, **flags)
+    run_tiny(mujoco, init_log_std=-8.0, **flags)
     assert len(rollouts_of(evaluated)) == 2
     for (agent, obs, actions), _ in rollouts_of(evaluated):
         means = agent.actor_mean(obs).detach()
@@ -48,7 +48,7 @@ def test_mujoco_what_is_drawn_is_stored(run_mujoco, spy):
         assert torch.pdist(means).median() > 0.02  # hardly any could stand for another
 
 
-def test_mujoco_what_the_environment_gets_and_what_is_stored(run_mujoco, spy):
+def test_mujoco_what_the_environment_gets_and_what_is_stored(spy):
     low, high = Scripted.action_space.low, Scripted.action_space.high
     functions = {
         "clip_actions": lambda stored: np.minimum(np.maximum(stored, low), high),
@@ -60,7 +60,7 @@ def test_mujoco_what_the_environment_gets_and_what_is_stored(run_mujoco, spy):
     for name, function in functions.items():
         Scripted.actions.clear()
         switches = {switch: switch == name for switch in functions if switch != "neither"}
-        run_mujoco(init_log_std=1.0, total_timesteps=32, **switches)
+        run_tiny(mujoco, init_log_std=1.0, total_timesteps=32, **switches)
         (*_, stored), _ = rollouts_of(evaluated)[-1]
         stored = stored.numpy()
         np.testing.assert_allclose(Scripted.actions, function(stored), atol=1e-5)
@@ -68,11 +68,11 @@ def test_mujoco_what_the_environment_gets_and_what_is_stored(run_mujoco, spy):
 
 
 # -- the update --
-def test_every_sample_once_an_epoch_in_another_order(script, run_script, spy):
+def test_every_sample_once_an_epoch_in_another_order(script, spy):
     """A minibatch holds whole rows: what was seen, done and computed at the same moment."""
     evaluated, gae_calls = spy(script.Agent, "evaluate_actions"), spy(script, "gae")
     losses, orders = spy(script, "ppo_loss"), []
-    run_script(update_epochs=3, num_steps=16, total_timesteps=64, **REAL[script])
+    run_tiny(script, update_epochs=3, num_steps=16, total_timesteps=64, **REAL[script])
     rollouts = zip(rollouts_of(evaluated), gae_calls, strict=True)
     for i, (((_, obs, actions), (logprobs, _, values)), (_, advantages)) in enumerate(rollouts):
         advantages = torch.from_numpy(advantages).flatten()
@@ -93,10 +93,10 @@ def test_every_sample_once_an_epoch_in_another_order(script, run_script, spy):
 
 
 # -- ends of episodes --
-def test_mujoco_last_observations_are_normalized_too(run_mujoco, spy):
+def test_mujoco_last_observations_are_normalized_too(spy):
     evaluated, normalized = spy(mujoco.Agent, "evaluate_actions"), spy(mujoco, "normalize_obs")
     gae_calls = spy(mujoco, "gae")
-    run_mujoco(env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
+    run_tiny(mujoco, env_id="Truncating-v0", total_timesteps=32, ortho_init=False)
     last = np.stack([result for inputs, result in normalized if inputs[1].ndim == 1])
     [((_, _, next_values, terminations, dones, *_), _)] = gae_calls
     assert len(last) == dones.sum() == 6 and not terminations.any()
@@ -128,21 +128,21 @@ def test_compiled_training_is_eager_training(script, capsys):
 
 
 @pytest.mark.e2e
-def test_a_sweep_in_one_process_compiles_every_run(run_mujoco, monkeypatch, capsys):
+def test_a_sweep_in_one_process_compiles_every_run(monkeypatch, capsys):
     """torch stops at eight versions of a function: ten runs with ten weights of the entropy."""
     compile = torch.compile
     monkeypatch.setattr(
         torch, "compile", lambda f, options, **how: compile(f, backend="eager", **how)
     )
     for k in range(10):
-        run_mujoco(compile=True, ent_coef=0.01 * k)
+        run_tiny(mujoco, compile=True, ent_coef=0.01 * k)
     out = capsys.readouterr().out
     assert out.count("compiling takes") == 10 and "eagerly" not in out
 
 
-def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(run_mujoco, monkeypatch, capsys):
+def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(monkeypatch, capsys):
     """Whatever the reason, one line of it is shown, and the results are those of --no-compile."""
-    eager = weights_of(run_mujoco())
+    eager = weights_of(run_tiny(mujoco))
     calls = []
 
     def fail(*args, **kwargs):
@@ -150,7 +150,7 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(run_mujoco, monke
         raise RuntimeError("Python.h: no such file\nand a long story")
 
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: fail)
-    fallen_back = weights_of(run_mujoco(compile=True))
+    fallen_back = weights_of(run_tiny(mujoco, compile=True))
     assert torch.equal(fallen_back, eager)
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if "eagerly" in line]
@@ -159,15 +159,15 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(run_mujoco, monke
 
 
 # -- staggered resets --
-def test_first_episodes_end_at_different_times_also_async(run_mujoco):
+def test_first_episodes_end_at_different_times_also_async():
     """HalfCheetah never falls: only the limit of 1,000 steps ends its episodes.
 
     A resumed run begins new ones, which would end together from there on.
     """
     flags = {"env_id": "HalfCheetah-v4", "num_envs": 4, "staggered_resets": True}
     flags |= {"num_steps": 650, "update_epochs": 1, "env_backend": "async", "anneal_lr": False}
-    run_dir = run_mujoco(total_timesteps=4 * 1300, **flags)["run_dir"]
-    run_mujoco(total_timesteps=4 * 1950, resume=str(run_dir), **flags)
+    run_dir = run_tiny(mujoco, total_timesteps=4 * 1300, **flags)["run_dir"]
+    run_tiny(mujoco, total_timesteps=4 * 1950, resume=str(run_dir), **flags)
     first = [(length, length) for length in (250, 500, 750, 1000)] + [(1250, 1000)]
     expected = first + [(1300 + length, length) for length in (250, 500)]
     episodes = [(step / 4, length) for step, _, length in episodes_of(run_dir)]
@@ -175,13 +175,13 @@ def test_first_episodes_end_at_different_times_also_async(run_mujoco):
 
 
 # -- what is logged --
-def test_losses_are_means_over_all_minibatches(script, run_script, spy, optimizer_steps):
+def test_losses_are_means_over_all_minibatches(script, spy, optimizer_steps):
     """Of one epoch, too, if training stops after it. What is no whole batch is left out."""
     losses, gae_calls = spy(script, "ppo_loss"), spy(script, "gae")
     flags = {"total_timesteps": 120, "update_epochs": 3, "learning_rate": 0.01}
     for target_kl, minibatches in ((None, 12), (1e-9, 4)):
         losses.clear(), gae_calls.clear(), optimizer_steps.clear()
-        result = run_script(target_kl=target_kl, max_grad_norm=0.0, **flags)
+        result = run_tiny(script, target_kl=target_kl, max_grad_norm=0.0, **flags)
         scalars = scalars_of(result["run_dir"])
         steps = [
             stats | {"grad_norm": flat(grads).norm()}
