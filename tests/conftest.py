@@ -132,7 +132,7 @@ VECTORS = ("ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco")
 SMALL_OF = dict.fromkeys(VECTORS, {"env_id": "Terminating-v0", "num_minibatches": 4}) | {
     "ppo_multidiscrete": {"env_id": "CartPole-v1"},
     "ppo_microrts": {"env_id": "CartPole-v1"},
-    "ppo_lstm": {"env_id": "MaskedCartPole-v1"} | MORE,
+    "ppo_lstm": MORE,
     "ppo_atari": {"env_backend": "gymnasium"},
     "ppo_atari_lstm": {"env_backend": "gymnasium"} | MORE,
     "ppo_procgen": {"env_threads": 0} | MORE,
