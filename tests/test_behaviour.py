@@ -6,16 +6,12 @@ import torch
 from conftest import Scripted, run_tiny, tiny
 from harness import known, some, train
 from registry import SCRIPTS
-from watch import checkpoint_of, episodes_of, flat, scalars_of
+from watch import checkpoint_of, episodes_of, flat, scalars_of, weights_of
 
 import ppo
 import ppo_continuous_mujoco as mujoco
 
 REAL = {ppo: {"env_id": "CartPole-v1"}, mujoco: {"env_id": "Hopper-v4"}}
-
-
-def weights_of(result: dict) -> torch.Tensor:
-    return flat(checkpoint_of(result["run_dir"])["agent"].values())
 
 
 def rollouts_of(evaluated: list) -> list:
@@ -121,7 +117,7 @@ def test_compiled_training_is_eager_training(script, capsys):
     out = capsys.readouterr().out
     assert out.count("compiling takes") == 1 and "eagerly" not in out
     ends = [checkpoint_of(run_dir) for run_dir in runs]
-    start, eager, compiled = (flat(end["agent"].values()) for end in ends)
+    start, eager, compiled = map(weights_of, runs)
     assert (compiled - eager).norm() < 1e-3 * (eager - start).norm() and (eager - start).norm() > 0
     steps = [[x["step"] for x in end["optimizer"]["state"].values()] for end in ends]
     assert steps[1] == steps[2]
@@ -142,7 +138,7 @@ def test_a_sweep_in_one_process_compiles_every_run(monkeypatch, capsys):
 
 def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(monkeypatch, capsys):
     """Whatever the reason, one line of it is shown, and the results are those of --no-compile."""
-    eager = weights_of(run_tiny(mujoco))
+    eager = weights_of(run_tiny(mujoco)["run_dir"])
     calls = []
 
     def fail(*args, **kwargs):
@@ -150,7 +146,7 @@ def test_mujoco_what_does_not_compile_runs_eagerly_and_says_so(monkeypatch, caps
         raise RuntimeError("Python.h: no such file\nand a long story")
 
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: fail)
-    fallen_back = weights_of(run_tiny(mujoco, compile=True))
+    fallen_back = weights_of(run_tiny(mujoco, compile=True)["run_dir"])
     assert torch.equal(fallen_back, eager)
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if "eagerly" in line]

@@ -43,6 +43,7 @@ from harness import (
     lacks,
     message_of,
     process,
+    refusal,
     resume,
     small_games,
     some,
@@ -52,7 +53,7 @@ from harness import (
     wait_for,
 )
 from registry import SCRIPTS, Script
-from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
+from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("small")
 scripts = some(SCRIPTS.values())
@@ -70,19 +71,6 @@ WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend"
 def own(script: Script, name: str) -> dict:
     """The field of a run in this environment of tests/envs.py; of games there is no other."""
     return {} if script.games else {"env_id": script.env(name)}
-
-
-def weights_of(run_dir: Path) -> torch.Tensor:
-    return flat(checkpoint_of(run_dir)["agent"].values())
-
-
-def refusal(script: Script, **changes) -> str:
-    """The one line with which `train` stops, which is all that an uncaught Refused shows."""
-    with pytest.raises(script.module.Refused) as stop:
-        train(script, **changes)
-    message = stop.value.code
-    assert message == str(stop.value) and message.startswith("error: ") and "\n" not in message
-    return message
 
 
 def play(script: Script, run_dir: Path, *flags: str) -> list[float]:

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import run_tiny, tiny
-from harness import killed, needs_procgen, resume
+from harness import killed, needs_procgen, resume, train
 from registry import OPENAI, SCRIPTS, pages
 from torch.distributions import Categorical, kl_divergence
 from watch import assert_orthogonal, assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
@@ -552,17 +553,13 @@ def test_auxiliary_losses_are_logged_as_means_over_all_minibatches(fast, spy, op
 PHASES = SCRIPTS["ppg_procgen"]
 TEN = {"num_envs": 2, "num_steps": 16, "total_timesteps": 320, "e_policy": 1, "n_iteration": 4}
 TEN |= {"e_auxiliary": 2, "aux_adam": True, "env_id": "bossfight", "checkpoint_seconds": 3600}
-
-
-def start(**changes) -> Path:
-    fields = PHASES.tiny | TEN | changes
-    return Path(ppg.train(ppg.Args(**fields))["run_dir"])
+start = partial(train, PHASES, **TEN)
 
 
 def test_a_kill_in_the_auxiliary_phase_costs_that_phase(folder, fast):
     """To the bit, with two Adams; phases end after 4, 8 and 10 iterations."""
     folder("whole")
-    whole = start().resolve()
+    whole = start()
     folder("killed")
     run_dir = killed(replace(PHASES, loss="aux_loss"), "update", 20, start)  # in the last pass
     assert checkpoint_of(run_dir)["iteration"] == 9

@@ -62,6 +62,10 @@ def checkpoint_of(run_dir: Path) -> dict:
     return torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
+def weights_of(run_dir: Path) -> torch.Tensor:
+    return flat(checkpoint_of(run_dir)["agent"].values())
+
+
 def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
     """(step, return, length) of every episode; the seconds differ from run to run."""
     with open(run_dir / "episodes.csv") as file:
