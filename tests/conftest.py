@@ -6,7 +6,7 @@ import shutil
 import sys
 from contextlib import chdir
 from dataclasses import fields
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -26,14 +26,10 @@ import envs  # noqa: E402
 from harness import small_games  # noqa: E402
 from harness import train as run_of  # noqa: E402
 from registry import SCRIPTS, Script  # noqa: E402
-from watch import Watch, copied, one_layer_agent  # noqa: E402
+from watch import copied, one_layer_agent  # noqa: E402
 
-import ppg_procgen  # noqa: E402
 import ppo  # noqa: E402
-import ppo_atari  # noqa: E402
 import ppo_continuous_mujoco as mujoco  # noqa: E402
-import ppo_procgen  # noqa: E402
-import trpo_continuous_mujoco as trpo  # noqa: E402
 
 # One thread each, here and in what tests start: those of several processes wait for each other.
 torch.set_num_threads(1)
@@ -136,7 +132,7 @@ VECTORS = ("ppo", "ppo_continuous_mujoco", "trpo_continuous_mujoco")
 SMALL_OF = dict.fromkeys(VECTORS, {"env_id": "Terminating-v0", "num_minibatches": 4}) | {
     "ppo_multidiscrete": {"env_id": "CartPole-v1"},
     "ppo_microrts": {"env_id": "CartPole-v1"},
-    "ppo_lstm": {"env_id": "MaskedCartPole-v1"} | MORE,
+    "ppo_lstm": MORE,
     "ppo_atari": {"env_backend": "gymnasium"},
     "ppo_atari_lstm": {"env_backend": "gymnasium"} | MORE,
     "ppo_procgen": {"env_threads": 0} | MORE,
@@ -155,47 +151,10 @@ def tiny(script, **changes):
     return script.Args(**small)
 
 
-@pytest.fixture
-def runner(tmp_path, monkeypatch):
-    """`runner(script)` trains with small settings and changes, each time in a fresh directory.
-
-    `run_dir` of the result is an absolute Path.
-    """
-
-    def train(script, **changes) -> dict:
-        directory = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        directory.mkdir()
-        monkeypatch.chdir(directory)
-        result = script.train(tiny(script, **changes))
-        return result | {"run_dir": directory / result["run_dir"]}
-
-    return lambda script: partial(train, script)
-
-
-@pytest.fixture
-def run_mujoco(runner):
-    return runner(mujoco)
-
-
-@pytest.fixture
-def run_trpo(runner):
-    return runner(trpo)
-
-
-@pytest.fixture
-def run_atari(runner):
-    return runner(ppo_atari)
-
-
-@pytest.fixture
-def run_procgen(runner):
-    """`run_procgen(script, **changes)`"""
-    return lambda script, **changes: runner(script)(**changes)
-
-
-def one_layer(script, monkeypatch) -> None:
-    """One linear layer for the convolutions, which take nearly all the time of a run."""
-    monkeypatch.setattr(script, "Agent", one_layer_agent(script))
+def run_tiny(script, **changes) -> dict:
+    """What `train` returns of such a run; its `run_dir` is an absolute Path."""
+    result = script.train(tiny(script, **changes))
+    return result | {"run_dir": Path(result["run_dir"]).resolve()}
 
 
 @pytest.fixture
@@ -207,18 +166,10 @@ def small(monkeypatch):
 
 
 @pytest.fixture
-def run_atari_fast(run_atari, monkeypatch):
-    """With one layer for the Nature CNN."""
-    one_layer(ppo_atari, monkeypatch)
-    return run_atari
-
-
-@pytest.fixture
-def run_procgen_fast(run_procgen, monkeypatch):
-    """With one layer for IMPALA's CNN."""
-    for script in (ppo_procgen, ppg_procgen):
-        one_layer(script, monkeypatch)
-    return run_procgen
+def fast(monkeypatch):
+    """One linear layer for the convolutions of games, which take nearly all the time of a run."""
+    for script in [row.module for row in SCRIPTS.values() if row.games]:
+        monkeypatch.setattr(script, "Agent", one_layer_agent(script))
 
 
 # -- finished runs, and what a machine may have --
@@ -260,26 +211,7 @@ def script(request):
     return request.param
 
 
-@pytest.fixture
-def run_script(script, runner):
-    return runner(script)
-
-
 # -- what happens in a run --
-@pytest.fixture
-def watch(monkeypatch):
-    """`seen = watch(script)`: the rollouts and optimizer steps of its runs from now on."""
-    watches = []
-
-    def start(script) -> Watch:
-        watches.append(Watch(script, monkeypatch))
-        return watches[-1]
-
-    yield start
-    for each in watches:
-        each.hook.remove()
-
-
 @pytest.fixture
 def spy(monkeypatch):
     """`calls = spy(owner, name)`: the function runs; calls gets (copies of arguments, result)."""

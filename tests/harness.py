@@ -87,6 +87,15 @@ def message_of(script: Script, *flags: str) -> str:
     return message
 
 
+def refusal(script: Script, **changes) -> str:
+    """The one line with which `train` stops, which is all that an uncaught Refused shows."""
+    with pytest.raises(script.module.Refused) as stop:
+        train(script, **changes)
+    message = stop.value.code
+    assert message == str(stop.value) and message.startswith("error: ") and "\n" not in message
+    return message
+
+
 def lacks(message: str, words: list[str]) -> list[str]:
     return [word for word in words if word not in message]
 

@@ -387,7 +387,6 @@ MICRORTS = replace(
     | {  # an image of 8 x 8 is a grid
         "Microrts-v1": ["Microrts-v1", "MicrortsMining-v1"],
         "CartPole-v1 --frame-skip 3": ["--frame-skip (3)", "CartPole-v1"],
-        "CarRacing-v3": ["CarRacing-v3", "(96, 96, 3)", "grids"],
     },
     details=MULTI.details | {"A09": r"/ self\.scale"},
     bad_values={

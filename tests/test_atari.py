@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from conftest import run_tiny, tiny
 from envs import Frames
 from harness import killed, lacks, message_of, play_frames, resume, train, watch_envs
 from registry import SCRIPTS
@@ -307,7 +307,7 @@ def test_envpool_gets_every_flag(tmp_path):
 
 
 @no_envpool
-def test_a_resumed_run_of_envpool_has_new_seeds(run_atari_fast, monkeypatch):
+def test_a_resumed_run_of_envpool_has_new_seeds(fast, monkeypatch):
     """It takes them when it is made. The first rollout after a resumption is none of before."""
     seeds, make_envpool = [], ppo.make_envpool
     watched = lambda args, seed: seeds.append(seed) or make_envpool(args, seed)  # noqa: E731
@@ -343,12 +343,12 @@ def valid_of(dones: np.ndarray) -> np.ndarray:
 
 @no_envpool
 @pytest.mark.parametrize("env_backend, limit", [("envpool", 27_000), ("gymnasium", 60)])
-def test_games_are_counted_whole(env_backend, limit, recorded, run_atari_fast, spy):
+def test_games_are_counted_whole(env_backend, limit, recorded, fast, spy):
     """Their returns, lengths and rows, against a plain loop over what the environments said."""
     gae_calls = spy(ppo, "gae")
     size = {"num_steps": 128, "total_timesteps": 128 * 2 * 4, "num_minibatches": 1}
     game = {"env_id": "Breakout", "env_backend": env_backend, "max_episode_steps": limit}
-    result = run_atari_fast(update_epochs=1, **size, **game)
+    result = run_tiny(ppo, update_epochs=1, **size, **game)
     expected, totals, lengths, reset = [], np.zeros(2), np.zeros(2, int), [False, False]
     for row, (_, _, (_, reward, terminated, truncated, infos)) in enumerate(recorded, 1):
         for n in range(2):
@@ -372,14 +372,14 @@ def test_games_are_counted_whole(env_backend, limit, recorded, run_atari_fast, s
 
 
 @backends
-def test_a_sample_is_one_step_and_no_reset(env_backend, run_atari_fast, recorded, spy):
+def test_a_sample_is_one_step_and_no_reset(env_backend, fast, recorded, spy):
     """Observation, action, reward and values of one row, also where a rollout begins with a reset.
     Every epoch has each step once or, in place of a reset, twice. Explained variance is of them.
     """
     losses, gae_calls = spy(ppo, "ppo_loss"), spy(ppo, "gae")
     flags = {"env_backend": env_backend, "max_episode_steps": 7, "learning_rate": 1e-30}
     flags |= {"num_steps": 5, "total_timesteps": 120, "norm_adv": False, "ortho_init": False}
-    logged = scalars_of(run_atari_fast(**flags)["run_dir"])["losses/explained_variance"]
+    logged = scalars_of(run_tiny(ppo, **flags)["run_dir"])["losses/explained_variance"]
     inputs = zip(*(inputs[:5] for inputs, _ in gae_calls))
     rewards, values, next_values, terminations, dones = map(np.concatenate, inputs)
     assert (rewards == [result[1] for *_, result in recorded]).all()
@@ -413,18 +413,18 @@ def test_a_sample_is_one_step_and_no_reset(env_backend, run_atari_fast, recorded
     assert orders[0] != orders[1]
 
 
-def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(run_atari_fast, spy):
+def test_a_game_that_resets_in_two_steps_of_three_trains_on_the_third(fast, spy):
     """And as published a time limit ends the game."""
     losses, gae_calls = spy(ppo, "ppo_loss"), spy(ppo, "gae")
     short = {"max_episode_steps": 1, "noop_max": 0, "fire_reset": False}
-    run_atari_fast(**short, num_steps=3, total_timesteps=12, bootstrap_truncation=False)
+    run_tiny(ppo, **short, num_steps=3, total_timesteps=12, bootstrap_truncation=False)
     assert [len(inputs[3]["values"]) for inputs, _ in losses] == [3, 3] * 4
     assert (torch.stack([inputs[3]["logprobs"] for inputs, _ in losses]) < 0).all()
     for (_, _, _, terminations, dones, *_), _ in gae_calls:
         assert (terminations == dones).all() and dones.sum() >= 2
 
 
-def test_what_the_first_reset_pays_counts(run_atari, monkeypatch):
+def test_what_the_first_reset_pays_counts(monkeypatch):
     """FIRE and no-ops may bring rewards, in training and in evaluation."""
     reset = Frames.reset
 
@@ -434,7 +434,7 @@ def test_what_the_first_reset_pays_counts(run_atari, monkeypatch):
 
     monkeypatch.setattr(Frames, "reset", paying)
     play_frames(ppo, monkeypatch)
-    result = run_atari(eval_episodes=3, total_timesteps=128)
+    result = run_tiny(ppo, eval_episodes=3, total_timesteps=128)
     thousands = [value // 1000 for _, value, _ in episodes_of(result["run_dir"])]
     assert thousands[:2] == [1, 2] and set(thousands[2:]) == {0}
     assert [value // 1000 for value in result["eval_returns"]] == [1, 2, 3]
@@ -509,9 +509,9 @@ def evaluate(run_dir: Path, *flags: str) -> list[float]:
 
 
 @no_envpool
-def test_evaluation_plays_whole_games(run_atari_fast, monkeypatch, recorded):
+def test_evaluation_plays_whole_games(fast, monkeypatch, recorded):
     """Side by side, over all their lives: a new agent, and one that never presses FIRE itself."""
-    run_dir = run_atari_fast(env_backend="envpool", **SHORT)["run_dir"]
+    run_dir = run_tiny(ppo, env_backend="envpool", **SHORT)["run_dir"]
     moves, after = [], 0.0
     monkeypatch.setattr(ppo.tqdm, "update", lambda bar, n: moves.append(n))
     nothing = lambda agent, obs, greedy: (torch.zeros(len(obs)).long(),) * 3  # noqa: E731
@@ -533,12 +533,12 @@ def test_evaluation_plays_whole_games(run_atari_fast, monkeypatch, recorded):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @no_envpool
-def test_filmed_games_are_those_evaluated(run_atari_fast, monkeypatch, capsys):
+def test_filmed_games_are_those_evaluated(fast, monkeypatch, capsys):
     """Played in turns, a film each, from the first frame that the agent may see to the last. What
     EnvPool has learned is filmed, or played, without it.
     """
     flags = {"env_id": "Breakout", "env_backend": "envpool", "max_episode_steps": 200}
-    run_dir = run_atari_fast(**flags, **SHORT)["run_dir"]
+    run_dir = run_tiny(ppo, **flags, **SHORT)["run_dir"]
     films, write = [], gym.wrappers.RecordVideo.stop_recording
     counted = lambda film: films.append(len(film.recorded_frames)) or write(film)  # noqa: E731
     monkeypatch.setattr(gym.wrappers.RecordVideo, "stop_recording", counted)
@@ -557,8 +557,8 @@ def test_filmed_games_are_those_evaluated(run_atari_fast, monkeypatch, capsys):
     assert ppo.parse_args([*flags, "--env-backend", "gymnasium"]).evaluate
 
 
-def test_a_run_of_a_gpu_is_evaluated_without_one_and_says_so(run_atari_fast, monkeypatch, capsys):
-    run_dir = run_atari_fast(max_episode_steps=20, **SHORT)["run_dir"]
+def test_a_run_of_a_gpu_is_evaluated_without_one_and_says_so(fast, monkeypatch, capsys):
+    run_dir = run_tiny(ppo, max_episode_steps=20, **SHORT)["run_dir"]
     expected = evaluate(run_dir, "--eval-episodes", "2")
     assert "GPU" not in capsys.readouterr().out
     checkpoint = checkpoint_of(run_dir)
@@ -597,12 +597,9 @@ def test_without_envpool_the_message_says_what_does(monkeypatch):
 
 # -- compiled and eager --
 @pytest.mark.e2e
-@pytest.mark.parametrize("bf16, share", [(False, 1e-3), (True, 0.3)])
-def test_compiled_and_eager_updates_agree(bf16, share):
-    """Ten minibatches, both with the same weights each time: left alone, Adam scales the smallest
-    differences up. Then one observation, of another shape.
-    """
-    args = tiny_atari(bf16=bf16)
+def test_compiled_and_eager_updates_agree_in_bfloat16():
+    """Ten minibatches, both with the same weights each time; float32 is in test_behaviour.py."""
+    args = tiny_atari(bf16=True)
     agent = make_agent(args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=2.5e-4, eps=args.adam_eps, fused=True)
     eager, fast = agent.forward, ppo.compiled(agent.forward, torch.device("cpu"))
@@ -619,8 +616,6 @@ def test_compiled_and_eager_updates_agree(bf16, share):
             loss.backward()
             grads.append(torch.cat([p.grad.flatten() for p in agent.parameters()]))
             losses.append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=1e-1 * share)
-        assert (grads[0] - grads[1]).norm() <= share * grads[1].norm()
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=0.03)
+        assert (grads[0] - grads[1]).norm() <= 0.3 * grads[1].norm()
         optimizer.step()
-    one = images(1)
-    torch.testing.assert_close(fast(one), eager(one), rtol=share, atol=share)

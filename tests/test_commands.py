@@ -95,7 +95,7 @@ BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```$", BLOCKS)
 EXAMPLES = [block for block in BLOCKS if "agent.act(" in block]
 AGENTS = {  # fields of Args of a short run, with which a wrong example plays otherwise
     "ppo": {},
-    "ppo_continuous_mujoco": {"env_id": "Hopper-v4", "scale_actions": True},
+    "ppo_continuous_mujoco": {"env_id": "Pendulum-v1", "scale_actions": True},
     "ppo_atari": {"max_episode_steps": 300},
     "ppo_multidiscrete": {},
 }

@@ -43,6 +43,7 @@ from harness import (
     lacks,
     message_of,
     process,
+    refusal,
     resume,
     small_games,
     some,
@@ -52,7 +53,7 @@ from harness import (
     wait_for,
 )
 from registry import SCRIPTS, Script
-from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
+from watch import assert_same_run, checkpoint_of, episodes_of, flat, scalars_of, weights_of
 
 pytestmark = pytest.mark.usefixtures("small")
 scripts = some(SCRIPTS.values())
@@ -70,19 +71,6 @@ WORKERS = [row for row in OWN.values() if hasattr(row.module.Args, "env_backend"
 def own(script: Script, name: str) -> dict:
     """The field of a run in this environment of tests/envs.py; of games there is no other."""
     return {} if script.games else {"env_id": script.env(name)}
-
-
-def weights_of(run_dir: Path) -> torch.Tensor:
-    return flat(checkpoint_of(run_dir)["agent"].values())
-
-
-def refusal(script: Script, **changes) -> str:
-    """The one line with which `train` stops, which is all that an uncaught Refused shows."""
-    with pytest.raises(script.module.Refused) as stop:
-        train(script, **changes)
-    message = stop.value.code
-    assert message == str(stop.value) and message.startswith("error: ") and "\n" not in message
-    return message
 
 
 def play(script: Script, run_dir: Path, *flags: str) -> list[float]:
@@ -179,7 +167,7 @@ def test_first_ratio_is_one_whatever_is_switched(script, folder):
     """Of the first minibatch: then and there the policy is that of the rollout.
 
     With each switch that the parent lacks, and with all together that are on or off (bfloat16
-    alone, and actions are squashed, not scaled). tests/test_behaviour.py says what they change.
+    alone, and actions are squashed, not scaled).
     """
     switches = switches_of(script)
     of_parent = SCRIPTS[script.parent].module.Args() if script.parent else object()
@@ -846,11 +834,13 @@ def test_evaluation_repeats_itself_and_changes_nothing(script, finished, capsys)
 
 @scripts
 def test_evaluation_plays_the_stored_weights_and_modes(script, finished, monkeypatch):
+    """At what each step led to. In the same way as examples in docs/agents.md: test_commands.py."""
     run_dir, agent_class, seen = finished(script), script.module.Agent, []
     act = agent_class.act
 
     def watched(agent, *inputs, **named):
-        seen.append((flat(agent.state_dict().values()), named.get("greedy", inputs[-1])))
+        weights, greedy = flat(agent.state_dict().values()), named.get("greedy", inputs[-1])
+        seen.append((weights, greedy, inputs[0].clone()))
         return act(agent, *inputs, **named)
 
     monkeypatch.setattr(agent_class, "act", watched)
@@ -858,39 +848,9 @@ def test_evaluation_plays_the_stored_weights_and_modes(script, finished, monkeyp
     for flags, greedy in (((), False), (["--eval-deterministic"], True)):
         seen.clear()
         play(script, run_dir, "--eval-episodes", "1", *flags)
-        assert seen and all(torch.equal(x, stored) and how is greedy for x, how in seen)
-
-
-@torch.no_grad()
-def most_probable(agent, obs: torch.Tensor):
-    """The action that the environment gets."""
-    if hasattr(agent, "actor_mean"):
-        return agent.actor_mean(obs).numpy().clip(-3, 3)  # the bounds of InvertedPendulum
-    trunk = getattr(agent, "actor_trunk", torch.nn.Identity())
-    return int(agent.actor(trunk(obs)).argmax())
-
-
-@some(row for row in VECTORS.values() if not row.whole_sequences)  # with a memory: test_lstm.py
-def test_evaluation_plays_the_checkpoint_with_its_statistics(script, finished):
-    """Greedy episodes by hand: the network alone, observations normalized as stored."""
-    run_dir = finished(script)
-    returns = play(script, run_dir, "--eval-episodes", "3", "--eval-deterministic")
-    checkpoint = checkpoint_of(run_dir)
-    args = script.module.Args(**checkpoint["args"])
-    plain, env, expected = script.module.make_env(args), gym.make(args.env_id), []
-    agent = script.module.Agent(plain.observation_space, plain.action_space, args)
-    agent.load_state_dict(checkpoint["agent"])
-    mean, var, _ = checkpoint.get("obs_rms", (0, 1, 0))
-    for episode in range(3):
-        obs, _ = env.reset(seed=script.module.env_seed(args) + 900_000 + episode)
-        over, total = False, 0.0
-        while not over:
-            x = (torch.from_numpy(obs) - mean) / (var + 1e-8) ** 0.5
-            action = most_probable(agent, x.clip(-10, 10).float())
-            obs, reward, terminated, truncated, _ = env.step(action)
-            over, total = terminated or truncated, total + reward
-        expected.append(total)
-    assert returns == pytest.approx(expected)
+        weights, modes, obs = zip(*seen)
+        assert all(torch.equal(x, stored) for x in weights) and {*modes} == {greedy}
+        assert len(torch.stack(obs).unique(dim=0)) > 1
 
 
 # -- pictures --
@@ -1028,6 +988,19 @@ def test_tracking_works_offline(script, tmp_path):
     ]
     assert all(b"losses/value_loss" in file.read_bytes() for file in files)
     assert_whole(one, script.module.Args(**script.tiny | {"total_timesteps": 512}))
+
+
+@pytest.mark.e2e
+@each_text_of("try_env", rows=OWN)
+def test_a_run_that_renders_can_be_killed(script):
+    """SDL, which pygame draws with, would take SIGTERM for itself."""
+    env_id = "CartPole-v1" if script.discrete or script.images else "Pendulum-v1"
+    code = f"import os, time, {script.name} as script; "
+    code += f"script.try_env(script.Args(env_id='{env_id}', capture_video=True), None); "
+    code += "os.kill(os.getpid(), 15); time.sleep(10)"
+    environment = os.environ | {"PYTHONPATH": str(script.path.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert done.returncode == -signal.SIGTERM, done.stderr
 
 
 @pytest.mark.e2e

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import one_layer, tiny
+from conftest import run_tiny, tiny
 from harness import play_frames, watch_envs
 from registry import ATARI_LSTM
 from watch import assert_orthogonal, scalars_of
@@ -15,29 +15,6 @@ import ppo_atari_lstm as atari
 import ppo_lstm as ppo
 
 both = pytest.mark.parametrize("script", [ppo, atari], ids=lambda script: script.__name__)
-
-
-class Counting(gym.Env):
-    """Observes (step, episode k) / 4; ends after 1 + k % 5 steps, if k is odd by a limit."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
-    action_space = gym.spaces.Discrete(3)
-
-    def __init__(self):
-        self.episode = -1
-
-    def reset(self, seed=None, options=None):
-        self.t, self.episode = 0, self.episode + 1
-        return np.array([self.t, self.episode]) / 4, {}
-
-    def step(self, action):
-        self.t += 1
-        over, limit = self.t == 1 + self.episode % 5, self.episode % 2 == 1
-        obs = np.array([self.t, self.episode]) / 4
-        return obs, float(action), over and not limit, over and limit, {}
-
-
-gym.register("Counting-v0", Counting)
 
 
 def make_agent(script, **changes):
@@ -102,13 +79,13 @@ def test_a_training_pass_equals_the_replay_step_by_step(script, share):
 
 # -- L02, L04, L05: what minibatches are --
 @both
-def test_minibatches_are_whole_environments_in_random_order(script, spy, runner, monkeypatch):
+def test_minibatches_are_whole_environments_in_random_order(script, spy, monkeypatch):
     """And every epoch starts from the memory before the rollout: zeros at first, then carried."""
     if script is atari:
         play_frames(script, monkeypatch)
     passes = spy(script.Agent, "evaluate_actions")
     size = {"num_envs": 6, "num_minibatches": 3, "update_epochs": 4, "total_timesteps": 192}
-    runner(script)(num_steps=16, **size)
+    run_tiny(script, num_steps=16, **size)
     updates = [inputs for inputs, _ in passes if inputs[1].shape[1] == 2]  # not the whole rollout
     assert len(updates) == 2 * 3 * 4
     starts = []
@@ -125,7 +102,8 @@ def test_minibatches_are_whole_environments_in_random_order(script, spy, runner,
     assert (starts[0] == 0).all() and (starts[1] != 0).any()
 
 
-def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(spy, runner):
+@pytest.mark.parametrize("name", ["Truncating", "Terminating"])
+def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(name, spy):
     """Six rollouts at practically fixed weights as one: memories are carried, and zero at first
     observations. What follows the last step of an episode is valued by what was remembered there.
     """
@@ -133,7 +111,7 @@ def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(spy
     values_of_next = spy(ppo.Agent, "get_value")
     size = {"num_envs": 3, "num_steps": 7, "num_minibatches": 1, "update_epochs": 1}
     changes = {"ortho_init": False, "learning_rate": 1e-30, "total_timesteps": 126} | size
-    runner(ppo)(env_id="Counting-v0", **changes)
+    run_tiny(ppo, env_id=f"{name}-v0", **changes)
     rollouts = passes[0::2]  # each before its only minibatch
     obs = torch.cat([inputs[1] for inputs, _ in rollouts])  # (42, 3, 2)
     values = torch.cat([results[2] for _, results in rollouts])
@@ -149,7 +127,7 @@ def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(spy
         _, _, expected = replay(agent, obs, episode_starts, zeros)
         np.testing.assert_allclose(values, expected, atol=1e-5)
         limits = list(zip(*np.nonzero(dones - terminations)))
-        assert len(limits) > 8
+        assert len(limits) == (24 if name == "Truncating" else 0)
         for t, n in limits:
             start = episode_starts[: t + 1, n].nonzero().max()
             episode = torch.cat((obs[start : t + 1, n], next_obs[t, n][None]))[:, None]
@@ -161,7 +139,7 @@ def test_a_rollout_equals_the_replay_and_limits_are_valued_by_the_old_memory(spy
 
 @pytest.mark.parametrize("lstm", [True, False])
 @both
-def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, runner, monkeypatch):
+def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, monkeypatch):
     """In the rollout, in training and in an evaluation."""
     if script is atari:
         play_frames(script, monkeypatch)
@@ -169,7 +147,7 @@ def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, ru
     layer = torch.nn.LSTM.forward
     before = lambda lstm, x, state: known.append(state[0].detach()) or layer(lstm, x, state)  # noqa: E731
     monkeypatch.setattr(torch.nn.LSTM, "forward", before)
-    run_dir = runner(script)(lstm=lstm)["run_dir"]
+    run_dir = run_tiny(script, lstm=lstm)["run_dir"]
     trained = len(known)
     args = script.parse_args(["--evaluate", str(run_dir), "--eval-episodes", "2"])
     script.evaluate(args, run_dir)
@@ -179,12 +157,12 @@ def test_without_lstm_a_step_knows_nothing_of_those_before(script, lstm, spy, ru
 
 
 # -- reset rows of games --
-def test_reset_rows_are_no_samples_and_the_step_after_episode_starts(spy, runner, monkeypatch):
+def test_reset_rows_are_no_samples_and_the_step_after_episode_starts(spy, monkeypatch):
     """An epoch has each real step once, and no reset. Explained variance is of them, too."""
     play_frames(atari, monkeypatch)
     losses, passes = spy(atari, "ppo_loss"), spy(atari.Agent, "evaluate_actions")
     gae_calls = spy(atari, "gae")
-    result = runner(atari)(num_steps=20, total_timesteps=80, update_epochs=1)
+    result = run_tiny(atari, num_steps=20, total_timesteps=80, update_epochs=1)
     [((_, values, _, _, dones, *_), advantages)] = gae_calls
     is_reset, episode_starts = np.zeros(dones.shape, bool), np.ones(dones.shape, bool)
     is_reset[1:] = dones[:-1] == 1
@@ -212,13 +190,13 @@ NETWORKS = {  # features, shapes and strides of the layers before the LSTM, thei
 }
 
 
-def test_the_memory_crosses_the_end_of_a_rollout(spy, runner, monkeypatch):
+def test_the_memory_crosses_the_end_of_a_rollout(spy, monkeypatch):
     """The value of a rollout's last state is that of the next one's first, and learning begins with
     the memory of acting.
     """
     play_frames(atari, monkeypatch)
     calls, size = spy(atari, "gae"), {"num_steps": 20, "total_timesteps": 160}
-    run_dir = runner(atari)(**size, learning_rate=1e-30, ortho_init=False)["run_dir"]
+    run_dir = run_tiny(atari, **size, learning_rate=1e-30, ortho_init=False)["run_dir"]
     (one, _), (two, _) = calls
     (_, _, next_values, _, dones, *_), (_, values, *_) = one, two
     assert not dones[-1].any()  # with a memory
@@ -273,9 +251,9 @@ def test_masked_environments_hide_velocities_alone(env_id, hidden):
 
 
 # -- evaluation --
-def test_an_evaluation_carries_the_memory_through_each_episode(runner):
+def test_an_evaluation_carries_the_memory_through_each_episode():
     """Three episodes against a replay from the first observation on."""
-    run_dir = runner(ppo)(ortho_init=False)["run_dir"]
+    run_dir = run_tiny(ppo, ortho_init=False)["run_dir"]
     flags = ["--evaluate", str(run_dir), "--eval-episodes", "3", "--eval-deterministic"]
     args = ppo.parse_args(flags)
     checkpoint = ppo.load_checkpoint(run_dir)
@@ -306,15 +284,14 @@ def test_an_evaluation_carries_the_memory_through_each_episode(runner):
 
 @pytest.mark.parametrize("env_backend, episodic_life", [("gymnasium", False), ("envpool", True)])
 def test_an_evaluation_forgets_a_lost_life_if_training_does(
-    env_backend, episodic_life, runner, monkeypatch, spy
+    env_backend, episodic_life, fast, monkeypatch, spy
 ):
     """An episode begins in the first row and in each that follows a reset, and in no other."""
     if env_backend == "envpool":
         pytest.importorskip("envpool")
-    one_layer(atari, monkeypatch)
     game = {"env_id": "Breakout", "env_backend": env_backend, "episodic_life": episodic_life}
     limit = {"max_episode_steps": 27_000 if episodic_life else 100}
-    run_dir = runner(atari)(**game, **limit, num_steps=2, total_timesteps=8)["run_dir"]
+    run_dir = run_tiny(atari, **game, **limit, num_steps=2, total_timesteps=8)["run_dir"]
     acts, ends = spy(atari.Agent, "act"), []
     step = lambda result, actions: ends.append(result[2] | result[3]) or result  # noqa: E731
     watch_envs(ATARI_LSTM, monkeypatch, step=step)

@@ -17,6 +17,8 @@ import torch
 from conftest import tiny
 from envs import Spaces
 from gymnasium.utils import seeding
+from harness import refusal
+from registry import MICRORTS, SCRIPTS
 from watch import assert_orthogonal, checkpoint_of, scalars_of
 
 import ppo_microrts
@@ -228,14 +230,6 @@ def run(ppo, env_id: str, **changes) -> Path:
     return Path(ppo.train(tiny(ppo, env_id=env_id, **changes))["run_dir"])
 
 
-def refusal(ppo, env_id: str) -> str:
-    """The one line with which a run stops."""
-    with pytest.raises(ppo.Refused) as stop:
-        run(ppo, env_id)
-    assert "\n" not in str(stop.value)
-    return str(stop.value)
-
-
 def number_of_invalid(played: list) -> int:
     """Choices that were not allowed, of components that had one."""
     invalid = 0
@@ -295,11 +289,11 @@ def test_a_mask_that_makes_no_sense_is_one_line(ppo):
             env.plain_mask(mask)
         assert not [word for word in words if word not in str(stop.value)], str(stop.value)
     for form, words in NO_MASKS.items():
-        assert words in refusal(ppo, f"Masked-{form}-info-v0")
+        assert words in refusal(SCRIPTS[ppo.__name__], env_id=f"Masked-{form}-info-v0")
         assert Path("runs").exists() == (form != "empty")
     rows = np.ones((3, 7), bool)
     if ppo is ppo_multidiscrete:
-        message = refusal(ppo, "Masked-rows-info-v0")
+        message = refusal(SCRIPTS[ppo.__name__], env_id="Masked-rows-info-v0")
         assert re.search(r"\(3, 7\).*\(9,\).*ppo_microrts\.py", message)
     else:  # without a first choice nothing is allowed, whatever goes with it
         assert env.plain_mask(rows).all()
@@ -361,20 +355,9 @@ WRONG_GRIDS = [
 
 def test_grids_that_do_not_fit_are_one_line(tmp_path):
     for obs_space, words in WRONG_GRIDS:
-        message = refusal(ppo_microrts, env_of(obs_space, gym.spaces.Discrete(2)))
+        message = refusal(MICRORTS, env_id=env_of(obs_space, gym.spaces.Discrete(2)))
         assert not [word for word in words if word not in message], message
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.e2e
-def test_compiled_microrts_is_eager():
-    runs = [
-        run(ppo_microrts, "Masked-rows-info-v0", compile=compiled, exp_name=f"{compiled}")
-        for compiled in (True, False)
-    ]
-    one, other = (checkpoint_of(run_dir)["agent"] for run_dir in runs)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-4)
 
 
 # -- the networks of ppo_microrts.py --
@@ -437,15 +420,13 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("ppo, env_id, changes", VARIANTS)
-def test_first_minibatch_has_ratio_one_and_stored_actions_are_allowed(
-    ppo, env_id, changes, watch, spy
-):
-    seen, evaluated = watch(ppo), spy(ppo.Agent, "evaluate_actions")
+def test_first_minibatch_has_ratio_one_and_stored_actions_are_allowed(ppo, env_id, changes, spy):
+    losses, evaluated = spy(ppo, "ppo_loss"), spy(ppo.Agent, "evaluate_actions")
     run(ppo, env_id, ortho_init=False, learning_rate=0.01, **changes)
-    first, second, *_ = seen.steps
-    assert abs(first.stats["old_approx_kl"]) < 1e-5 and abs(first.stats["approx_kl"]) < 1e-6
-    assert first.stats["clipfrac"] == 0
-    assert second.stats["approx_kl"] > 1e-7  # one step later the policy has moved
+    first, second, *_ = (stats for _, (_, stats) in losses)
+    assert abs(first["old_approx_kl"]) < 1e-5 and abs(first["approx_kl"]) < 1e-6
+    assert first["clipfrac"] == 0
+    assert second["approx_kl"] > 1e-7  # one step later the policy has moved
     for (agent, _, actions, masks), _ in evaluated:
         for allowed, action in zip(masks.split(agent.nvec, 1), actions.unbind(1), strict=True):
             assert allowed.gather(1, action[:, None]).all()

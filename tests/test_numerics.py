@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from conftest import run_tiny, tiny
 from harness import each_text_of
 from torch import nn
 from torch.distributions import (
@@ -127,18 +127,17 @@ OTHER = {"max_grad_norm": 0.0, "adam_eps": 1e-2, "anneal_lr": False, "shared_net
 
 
 @pytest.mark.parametrize("changes", [{"max_grad_norm": 0.1}, OTHER], ids=["clipped", "other"])
-def test_updates_are_those_of_adam_over_separate_tensors(changes, script, run_script, watch):
+def test_updates_are_those_of_adam_over_separate_tensors(changes, script, spy):
     """The minibatches of a run again: backward, clip_grad_norm_ and torch's plain Adam."""
-    seen = watch(script)
+    evaluated, losses = spy(script.Agent, "evaluate_actions"), spy(script, "ppo_loss")
     flags = {"learning_rate": 0.01, "total_timesteps": 96, "ortho_init": False, "ent_coef": 0.01}
-    result = run_script(**flags | changes)
+    result = run_tiny(script, **flags | changes)
     args = script.Args(**torch.load(result["run_dir"] / "checkpoint.pt")["args"])
-    agent = seen.rollouts[0].agent
+    (agent, *_), _ = evaluated[0]  # before the first update
     start = {name: weight.clone() for name, weight in agent.state_dict().items()}
     optimizer = torch.optim.Adam(agent.parameters(), eps=args.adam_eps, foreach=False)
     clips = []
-    for i, step in enumerate(list(seen.steps)):
-        mb = step.mb
+    for i, mb in enumerate([inputs[3] for inputs, _ in losses]):
         new = agent.evaluate_actions(mb["obs"], mb["actions"])
         loss, _ = script.ppo_loss(*new, mb, args.clip_coef, args)
         optimizer.zero_grad()
@@ -200,10 +199,10 @@ def test_mujoco_rewards_are_scaled_then_clipped_but_not_centered():
 
 
 @pytest.mark.parametrize("env_id", ["Terminating-v0", "Truncating-v0"])
-def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco, spy, watch):
+def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, spy):
     """R = gamma R + r enters the variance, then the reward is scaled, then any end sets R to 0."""
-    updates, seen = spy(mujoco.RunningMeanStd, "update"), watch(mujoco)
-    run_mujoco(env_id=env_id)
+    updates, gae_calls = spy(mujoco.RunningMeanStd, "update"), spy(mujoco, "gae")
+    run_tiny(mujoco, env_id=env_id)
     fed = [x for (rms, x), _ in updates if rms.mean.shape == ()]
     returns = np.resize([1, 1.99, 2.9701, 3.940399, 4.90099501], 32)  # of episodes of five steps
     np.testing.assert_allclose(fed, np.column_stack([returns, returns]), rtol=1e-12)
@@ -211,14 +210,14 @@ def test_mujoco_reward_scaling_follows_the_order_of_baselines(env_id, run_mujoco
     mean = both.cumsum()[1::2] / (n + 1e-4)
     var = (1e-4 + (both**2).cumsum()[1::2]) / (n + 1e-4) - mean**2
     scaled = np.minimum(1 / np.sqrt(var + 1e-8), 10)
-    rewards = np.concatenate([rollout.rewards for rollout in seen.rollouts])
+    rewards = np.concatenate([inputs[0] for inputs, _ in gae_calls])
     np.testing.assert_allclose(rewards, np.column_stack([scaled, scaled]), rtol=1e-6)
 
 
-def test_mujoco_reset_observations_count_and_terminal_ones_do_not(run_mujoco, spy):
+def test_mujoco_reset_observations_count_and_terminal_ones_do_not(spy):
     """A checkpoint has the statistics in float64: float32 knows no odd count above 16,777,216."""
     updates = spy(mujoco.RunningMeanStd, "update")
-    checkpoint = checkpoint_of(run_mujoco()["run_dir"])
+    checkpoint = checkpoint_of(run_tiny(mujoco)["run_dir"])
     fed = [x[:, 0].tolist() for (rms, x), _ in updates if rms.mean.shape == (2,)]
     assert fed == [[t % 5, t % 5] for t in range(33)]  # the reset, then one a step; 5 is terminal
     statistics = [*checkpoint["obs_rms"], *checkpoint["return_rms"]]
@@ -409,7 +408,7 @@ EDITS = {  # of get_policy(agent, obs), by the policy that it was
 
 
 @pytest.mark.parametrize("name", [*UNKNOWN_LAYERS, *EDITS])
-def test_mujoco_what_numpy_does_not_know_falls_back(name, run_mujoco, capsys, monkeypatch):
+def test_mujoco_what_numpy_does_not_know_falls_back(name, capsys, monkeypatch):
     """With one line, slower, but right: what is played is what the agent computes. Whatever differs
     from the policy of the loss: with another deviation no ratio were right.
     """
@@ -428,7 +427,7 @@ def test_mujoco_what_numpy_does_not_know_falls_back(name, run_mujoco, capsys, mo
     agent, obs = fast_agent()
     expected = agent.act(torch.from_numpy(obs), greedy=True).numpy()
     np.testing.assert_array_equal(acting(agent, obs), expected)
-    run_mujoco()
+    run_tiny(mujoco)
     said, why = capsys.readouterr().err, name if name in UNKNOWN_LAYERS else "does not do what"
     assert said.count("agent.act acts, slower") == 1 and why in said
 

@@ -197,36 +197,6 @@ def test_an_action_is_repeated_and_its_rewards_add_up():
     np.testing.assert_array_equal(Scripted.actions, [[0.5, -0.25]] * 3)
 
 
-# -- ends of episodes --
-CUTS = [("Truncating", True, 0), ("Truncating", False, 6), ("Terminating", True, 6)]
-
-
-@pytest.mark.parametrize("name, bootstrap, cut", CUTS)
-def test_at_a_time_limit_the_value_of_the_last_image_counts(name, bootstrap, cut, spy):
-    """Of episodes of five steps that show (step, episode); the weights stay as they are."""
-    calls, env_id = spy(ppo_pixels, "gae"), f"{name}Image-v0"
-    flags = {"learning_rate": 1e-30, "frame_stack": 1, "ortho_init": False}
-    flags |= {"num_steps": 16, "total_timesteps": 32, "bootstrap_truncation": bootstrap}
-    run_dir = train(PIXELS, env_id=env_id, **flags)
-    [((_, values, next_values, ends, dones, *_), _)] = calls
-    env = made(env_id, **flags)
-    agent = Agent(env.observation_space, env.action_space, Args(**flags))
-    agent.load_state_dict(checkpoint_of(run_dir)["agent"])
-
-    def value(steps: list) -> np.ndarray:
-        images = np.tile(np.float32(steps)[:, None, None], (1, 1, 4, 1))  # (T, K, 4, 2)
-        return agent.get_value(torch.from_numpy(images)[..., None]).numpy()
-
-    assert np.flatnonzero(dones[:, 0]).tolist() == [4, 9, 14]
-    assert ends.sum() == cut and dones.sum() == 6
-    starts = value([[t % 5, t // 5] for t in range(16)])
-    np.testing.assert_allclose(values[:, 0], starts, atol=1e-6)
-    followed = value([[t % 5 + 1, t // 5] for t in range(16)])
-    counts = ends[:, 0] == 0
-    np.testing.assert_allclose(next_values[counts, 0], followed[counts], atol=1e-6)
-    assert abs(followed[4] - starts[5]) > 1e-3  # the image before the reset, not the one after it
-
-
 # -- actions --
 def test_rewards_are_scaled_as_in_the_script_for_vectors(spy):
     both = []
@@ -285,28 +255,6 @@ def test_clipped_actions_are_of_the_space_whatever_its_type(dtype):
     env.reset()
     for action in ([-5, 5], [0.05, -0.05]):
         env.step(np.float32(action))
-
-
-# -- processes --
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    "script, env_id",
-    [
-        ("ppo_pixels", "CartPole-v1"),
-        ("ppo", "CartPole-v1"),
-        ("ppo_continuous_mujoco", "Pendulum-v1"),
-    ],
-)
-def test_a_run_that_renders_can_be_killed(script, env_id):
-    """SDL, which pygame draws with, would take SIGTERM for itself."""
-    code = f"import os, time, {script} as script; "
-    code += (
-        f"args = script.Args(env_id='{env_id}', capture_video=True); script.try_env(args, None); "
-    )
-    code += "os.kill(os.getpid(), 15); time.sleep(10)"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-    assert done.returncode == -15, done.stderr
 
 
 # -- memory --

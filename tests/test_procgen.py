@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -20,8 +21,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import one_layer, tiny
-from harness import killed, needs_procgen, resume
+from conftest import run_tiny, tiny
+from harness import killed, needs_procgen, resume, train
 from registry import OPENAI, SCRIPTS, pages
 from torch.distributions import Categorical, kl_divergence
 from watch import assert_orthogonal, assert_same_run, checkpoint_of, episodes_of, flat, scalars_of
@@ -235,15 +236,16 @@ def test_parts_of_a_minibatch_add_up_to_its_gradient(phase, size, sizes, monkeyp
     assert error < 1e-4 * sum(grad.square().sum() for grad in grads).sqrt()
 
 
-def test_parts_are_of_64_samples_on_a_cpu_and_cut_from_normalized_minibatches(
-    run_procgen_fast, spy
-):
+@scripts
+def test_parts_are_of_64_samples_on_a_cpu_and_cut_from_normalized_minibatches(script, fast, spy):
     """oneDNN's convolutions are slow with more; --micro-batch says how many."""
-    calls, accumulated = spy(ppo, "minibatch_loss"), spy(ppo, "accumulate")
-    size = {"num_steps": 64, "num_minibatches": 2, "total_timesteps": 256} | LIGHT[ppo]
+    calls, accumulated = spy(script, "minibatch_loss"), spy(script, "accumulate")
+    size = {"num_steps": 64, "num_minibatches": 2, "total_timesteps": 256} | LIGHT[script]
+    if script is ppg:  # which by default normalizes the whole batch
+        size |= {"norm_adv": True, "adv_norm_fullbatch": False}
     for micro_batch, sizes in ((0, {64}), (48, {48, 32}), (1000, {128})):
         calls.clear(), accumulated.clear()
-        run_procgen_fast(ppo, micro_batch=micro_batch, **size)
+        run_tiny(script, micro_batch=micro_batch, **size)
         assert {len(mb["obs"]) for (_, mb, *_), _ in calls} == sizes
         for (_, _, mb, *_), _ in accumulated:
             assert abs(mb["advantages"].mean()) < 1e-6
@@ -318,10 +320,10 @@ def test_videos_of_training_are_of_the_first_game_on_a_schedule(tmp_path):
     assert kept == {(game, game in (0, 1, 8)) for game in range(9)}
 
 
-def test_videos_of_an_evaluation_are_of_its_games(run_procgen_fast, recorded, monkeypatch, capsys):
+def test_videos_of_an_evaluation_are_of_its_games(fast, recorded, monkeypatch, capsys):
     """Each whole, and no other one."""
     pytest.importorskip("moviepy")
-    run_dir = run_procgen_fast(ppo, env_id="fruitbot")["run_dir"]
+    run_dir = run_tiny(ppo, env_id="fruitbot")["run_dir"]
     videos, record = [], gym.wrappers.vector.RecordVideo
     stop = record.stop_recording
     watched = lambda envs: videos.append(len(envs.recorded_frames)) or stop(envs)  # noqa: E731
@@ -355,13 +357,11 @@ def recorded(monkeypatch):
 
 
 @scripts
-def test_values_of_the_states_that_followed_cut_where_an_episode_ends(
-    script, recorded, run_procgen_fast, spy
-):
+def test_values_of_the_states_that_followed_cut_where_an_episode_ends(script, recorded, fast, spy):
     calls, gae_calls = spy(script, "minibatch_loss"), spy(script, "gae")
     changes = {"env_id": "bossfight", "num_steps": 64, "total_timesteps": 256}
     changes |= TORCHS[script] | LIGHT[script]
-    run_procgen_fast(script, **changes, num_minibatches=1, micro_batch=256)
+    run_tiny(script, **changes, num_minibatches=1, micro_batch=256)
     agent = calls[0][0][0]
     (_, values, next_values, terminations, dones, gamma, gae_lambda), _ = gae_calls[0]
     obs = torch.from_numpy(np.stack([obs for obs, *_ in recorded[:64]]))  # what followed each step
@@ -394,12 +394,12 @@ SCALED += [(ppg, True, 0.99, {"norm_reward_rollout": True, "reward_gamma": 0.99}
 
 @pytest.mark.parametrize("script, per_rollout, gamma, given", SCALED)
 def test_rewards_are_scaled_and_episodes_counted_whole_and_unscaled(
-    script, per_rollout, gamma, given, recorded, run_procgen_fast, spy
+    script, per_rollout, gamma, given, recorded, fast, spy
 ):
     """CleanRL's way (with baselines' order at the end of an episode) and OpenAI's."""
     gae_calls = spy(script, "gae")
     changes = {"env_id": "fruitbot", "num_steps": 128, "total_timesteps": 1024} | given
-    result = run_procgen_fast(script, num_minibatches=8, **changes, **LIGHT[script])
+    result = run_tiny(script, num_minibatches=8, **changes, **LIGHT[script])
     rewards, dones = (np.array([step[i] for step in recorded]) for i in (1, 2))
     got = np.concatenate([rewards for (rewards, *_), _ in gae_calls])
     expected = scaled_by_hand(rewards, dones, gamma, per_rollout, 128)
@@ -417,13 +417,13 @@ def test_rewards_are_scaled_and_episodes_counted_whole_and_unscaled(
 
 
 # -- the policy phase --
-def test_advantages_are_normalized_over_the_whole_batch(run_procgen_fast, spy):
+def test_advantages_are_normalized_over_the_whole_batch(fast, spy):
     """Biased deviation, and the minibatches do not normalize once more."""
     calls, gae_calls = spy(ppg, "minibatch_loss"), spy(ppg, "gae")
     flags = {"init": "torch", "env_id": "fruitbot", "num_minibatches": 1}
     for fullbatch in (True, False):
         calls.clear(), gae_calls.clear()
-        run_procgen_fast(ppg, **flags, adv_norm_fullbatch=fullbatch)
+        run_tiny(ppg, **flags, adv_norm_fullbatch=fullbatch)
         (_, mb, *_), (_, stats) = calls[0]
         advantages = gae_calls[0][1].astype(float).flatten()
         if fullbatch:
@@ -434,22 +434,11 @@ def test_advantages_are_normalized_over_the_whole_batch(run_procgen_fast, spy):
         assert loss == pytest.approx(-advantages.mean(), rel=1e-3, abs=1e-5)  # at ratio 1
 
 
-def test_minibatches_of_ppg_are_normalized_if_asked(run_procgen_fast, spy):
-    """By their own mean and deviation, not the batch's."""
-    calls = spy(ppg, "minibatch_loss")
-    flags = {"norm_adv": True, "adv_norm_fullbatch": False, "num_minibatches": 2}
-    run_procgen_fast(ppg, init="torch", env_id="fruitbot", **flags)
-    assert len(calls) > 1
-    for (_, mb, *_), _ in calls:
-        assert abs(mb["advantages"].mean()) < 1e-6
-        assert mb["advantages"].std(correction=0).item() == pytest.approx(1, rel=1e-3)
-
-
 @pytest.mark.parametrize("whole", [True, False])
-def test_minibatches_of_whole_environments_or_of_shuffled_steps(whole, run_procgen_fast, spy):
+def test_minibatches_of_whole_environments_or_of_shuffled_steps(whole, fast, spy):
     calls, gae_calls = spy(ppg, "minibatch_loss"), spy(ppg, "gae")
     size = {"e_policy": 3, "num_envs": 8, "num_minibatches": 4, "total_timesteps": 128}
-    run_procgen_fast(ppg, env_minibatches=whole, init="torch", **size)
+    run_tiny(ppg, env_minibatches=whole, init="torch", **size)
     (_, values, *_), _ = gae_calls[0]
     env_of = {value: n for n in range(8) for value in values[:, n].tolist()}
     assert len(env_of) == 128  # no value occurs twice
@@ -464,14 +453,12 @@ def test_minibatches_of_whole_environments_or_of_shuffled_steps(whole, run_procg
 
 # -- the auxiliary phase --
 @pytest.mark.parametrize("n_iteration, sizes", [(32, [128]), (2, [8, 8, 4])])
-def test_auxiliary_phase_visits_every_stored_rollout_six_times(
-    n_iteration, sizes, run_procgen_fast, spy
-):
+def test_auxiliary_phase_visits_every_stored_rollout_six_times(n_iteration, sizes, fast, spy):
     """The published 32 iterations and 6 passes of 4 rollouts a minibatch; 2.5 phases."""
     calls, gae_calls = spy(ppg, "aux_loss"), spy(ppg, "gae")
     acts = spy(ppg.Agent, "act")
     size = {"num_steps": 2, "num_minibatches": 1, "total_timesteps": 2 * sum(sizes)}
-    result = run_procgen_fast(ppg, n_iteration=n_iteration, e_auxiliary=6, **size)
+    result = run_tiny(ppg, n_iteration=n_iteration, e_auxiliary=6, **size)
     seen = torch.stack([obs for (_, obs), _ in acts]).unflatten(0, (-1, 2))  # (iterations, T, N)
     number, returns = {}, []  # rollouts 4 * k to 4 * k + 3 are those of iteration k
     for obs, ((_, values, *_), advantages) in zip(seen, gae_calls, strict=True):
@@ -494,10 +481,10 @@ def test_auxiliary_phase_visits_every_stored_rollout_six_times(
     assert not (result["run_dir"] / "observations.bin").exists()  # a finished run needs it no more
 
 
-def test_old_policy_is_that_of_the_end_of_the_policy_phase(run_procgen_fast, spy):
+def test_old_policy_is_that_of_the_end_of_the_policy_phase(fast, spy):
     """Also in the second phase, and in every minibatch, whatever the auxiliary steps did since."""
     calls, aux_calls = spy(ppg, "minibatch_loss"), spy(ppg, "aux_loss")
-    run_procgen_fast(ppg, total_timesteps=256, init="torch", learning_rate=5e-3)
+    run_tiny(ppg, total_timesteps=256, init="torch", learning_rate=5e-3)
     assert len(calls) == 8 and len(aux_calls) == 2 * 2 * 2
     for phase in range(2):
         of_phase = aux_calls[4 * phase : 4 * phase + 4]
@@ -516,13 +503,13 @@ def test_old_policy_is_that_of_the_end_of_the_policy_phase(run_procgen_fast, spy
 
 
 @pytest.mark.parametrize("own, anneal", [(False, True), (True, True), (True, False)])
-def test_optimizers_of_the_two_phases(own, anneal, run_procgen_fast, optimizer_steps):
+def test_optimizers_of_the_two_phases(own, anneal, fast, optimizer_steps):
     """One or two; the auxiliary head makes no step in a policy phase, not even by momentum.
 
     An auxiliary phase, also a short last one, has the rate of the iteration before it.
     """
     size = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 5 * 16}
-    run_procgen_fast(ppg, anneal_lr=anneal, aux_adam=own, learning_rate=1e-3, **size)
+    run_tiny(ppg, anneal_lr=anneal, aux_adam=own, learning_rate=1e-3, **size)
     fractions = [1, *[0.8] * 5, 0.6, *[0.4] * 5, *[0.2] * 3]
     policy, aux, made = optimizer_steps[0][0], optimizer_steps[2][0], Counter()
     assert (policy is not aux) == own
@@ -537,23 +524,21 @@ def test_optimizers_of_the_two_phases(own, anneal, run_procgen_fast, optimizer_s
 
 
 @pytest.mark.parametrize("every, phases", [(0, [1, 2, 3]), (2, [1, 3]), (3, [1, 2]), (1, [])])
-def test_skipped_auxiliary_phases(every, phases, run_procgen_fast, spy):
+def test_skipped_auxiliary_phases(every, phases, fast, spy):
     """Three phases of two iterations, the last one of one; without any there is no file."""
     calls, files = spy(ppg, "aux_loss"), spy(ppg, "stored_obs")
     size = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 5 * 16, "e_auxiliary": 1}
-    result = run_procgen_fast(ppg, skip_aux_every=every, **size)
+    result = run_tiny(ppg, skip_aux_every=every, **size)
     assert len(calls) == sum({1: 2, 2: 2, 3: 1}[phase] for phase in phases)
     logged = scalars_of(result["run_dir"]).get("time/auxiliary", [])
     assert [step for step, _ in logged] == [{1: 32, 2: 64, 3: 80}[phase] for phase in phases]
     assert bool(files) == bool(phases)
 
 
-def test_auxiliary_losses_are_logged_as_means_over_all_minibatches(
-    run_procgen_fast, spy, optimizer_steps
-):
+def test_auxiliary_losses_are_logged_as_means_over_all_minibatches(fast, spy, optimizer_steps):
     calls = spy(ppg, "aux_loss")
     # two phases, the second one of one iteration
-    result = run_procgen_fast(ppg, total_timesteps=192, env_id="bossfight", max_grad_norm=0.0)
+    result = run_tiny(ppg, total_timesteps=192, env_id="bossfight", max_grad_norm=0.0)
     scalars, stats = scalars_of(result["run_dir"]), [stats for _, (_, stats) in calls]
     aux_steps = optimizer_steps[4:8] + optimizer_steps[10:]
     for one, (_, _, grads, _) in zip(stats, aux_steps, strict=True):
@@ -568,18 +553,13 @@ def test_auxiliary_losses_are_logged_as_means_over_all_minibatches(
 PHASES = SCRIPTS["ppg_procgen"]
 TEN = {"num_envs": 2, "num_steps": 16, "total_timesteps": 320, "e_policy": 1, "n_iteration": 4}
 TEN |= {"e_auxiliary": 2, "aux_adam": True, "env_id": "bossfight", "checkpoint_seconds": 3600}
+start = partial(train, PHASES, **TEN)
 
 
-def start(**changes) -> Path:
-    fields = PHASES.tiny | TEN | changes
-    return Path(ppg.train(ppg.Args(**fields))["run_dir"])
-
-
-def test_a_kill_in_the_auxiliary_phase_costs_that_phase(folder, monkeypatch):
+def test_a_kill_in_the_auxiliary_phase_costs_that_phase(folder, fast):
     """To the bit, with two Adams; phases end after 4, 8 and 10 iterations."""
-    one_layer(ppg, monkeypatch)
     folder("whole")
-    whole = start().resolve()
+    whole = start()
     folder("killed")
     run_dir = killed(replace(PHASES, loss="aux_loss"), "update", 20, start)  # in the last pass
     assert checkpoint_of(run_dir)["iteration"] == 9
@@ -591,9 +571,8 @@ def test_a_kill_in_the_auxiliary_phase_costs_that_phase(folder, monkeypatch):
     assert not (run_dir / "observations.bin").exists()
 
 
-def test_what_a_resumed_run_lacks_is_named(folder, monkeypatch):
+def test_what_a_resumed_run_lacks_is_named(folder, fast):
     """Rollouts of its phase; a phase of full length, if the run is to become longer."""
-    one_layer(ppg, monkeypatch)
     run_dir = killed(PHASES, "after renaming", 2, lambda: start(checkpoint_seconds=0))
     path = run_dir / "observations.bin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -607,8 +586,7 @@ def test_what_a_resumed_run_lacks_is_named(folder, monkeypatch):
         resume(PHASES, run_dir, "--total-timesteps", "256")
 
 
-def test_rollouts_are_on_the_disk_before_the_checkpoint_that_needs_them(monkeypatch):
-    one_layer(ppg, monkeypatch)
+def test_rollouts_are_on_the_disk_before_the_checkpoint_that_needs_them(fast, monkeypatch):
     events, flush, save = [], np.memmap.flush, ppg.save_checkpoint
     flushed = lambda array: events.append("flush") or flush(array)  # noqa: E731
     monkeypatch.setattr(np.memmap, "flush", flushed)
@@ -650,11 +628,11 @@ def test_rollouts_are_read_without_keeping_them_in_memory(tmp_path):
 
 # -- evaluation --
 @pytest.mark.parametrize("levels", ["train", "unseen"])
-def test_evaluation_plays_the_levels_it_says(levels, recorded, run_procgen_fast, capsys):
+def test_evaluation_plays_the_levels_it_says(levels, recorded, fast, capsys):
     """With the pages' commands: those of training or all above; whole games, unscaled."""
     other = {"train": "unseen", "unseen": "train"}[levels]
     few = {"env_id": "fruitbot", "num_levels": 30, "start_level": 5, "clip_reward": 0.01}
-    run_dir = run_procgen_fast(ppg, eval_levels=other, **few)["run_dir"]
+    run_dir = run_tiny(ppg, eval_levels=other, **few)["run_dir"]
     trained = {seed for *_, seeds in recorded for seed in seeds}
     recorded.clear()
     replaced = {"runs/NAME": str(run_dir), "200": "3"}
@@ -696,35 +674,11 @@ class Quarters(gym.vector.VectorEnv):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("script, reached", [(ppo, 2), (ppg, 7)], ids=NAMES)
-def test_learns_what_the_image_says(script, reached, run_procgen, monkeypatch):
+def test_learns_what_the_image_says(script, reached, monkeypatch):
     """Measured: 3.8, 3.1 and 4.1 with seeds 1 to 3, PPG 12.3, 11.9 and 11.6; at random 1.1."""
     monkeypatch.setattr(script, "Procgen", Quarters)
     more = {"update_epochs": 2} if script is ppo else {"n_iteration": 4, "e_auxiliary": 2}
     size = {"num_envs": 16, "num_steps": 32, "num_minibatches": 4, "total_timesteps": 8 * 512}
-    episodes = episodes_of(run_procgen(script, learning_rate=1e-3, **size | more)["run_dir"])
+    episodes = episodes_of(run_tiny(script, learning_rate=1e-3, **size | more)["run_dir"])
     returns = [value for _, value, _ in episodes]
     assert np.mean(returns[:32]) < 1.5 and np.mean(returns[-32:]) > reached
-
-
-# -- compiled and eager --
-@pytest.mark.e2e
-@pytest.mark.parametrize("own", [False, True])
-def test_compiled_run_is_the_eager_run(own, run_procgen):
-    """Both phases twice, and no step of the auxiliary head in a policy phase.
-
-    At the default learning rate rounding grows to 1e-3 of the distance, at this one to 3e-5.
-    """
-    flags = {
-        "aux_adam": own,
-        "adam_eps": 1e-3,
-        "init": "torch",
-        "total_timesteps": 256,
-        "learning_rate": 1e-4,
-    }
-    still = {"learning_rate": 1e-30, "total_timesteps": 64}
-    runs = [flags | still, flags, flags | {"compile": True}]
-    ends = [checkpoint_of(run_procgen(ppg, **changes)["run_dir"]) for changes in runs]
-    start, eager, compiled = (flat(end["agent"].values()) for end in ends)
-    assert (compiled - eager).norm() < 1e-3 * (eager - start).norm()
-    steps = [[x["step"] for x in end["optimizer"]["state"].values()] for end in ends]
-    assert steps[1] == steps[2] and (eager - start).norm() > 1e-2

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from conftest import run_tiny, tiny
 from torch import nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from torch.nn.utils import parameters_to_vector
@@ -229,13 +229,13 @@ def searches(monkeypatch) -> list[dict]:
 REAL = {"env_id": "InvertedPendulum-v4", "num_steps": 128, "total_timesteps": 1024}
 
 
-def test_steps_of_a_run_are_as_long_as_the_limit_and_improve(searches, run_trpo, spy):
+def test_steps_of_a_run_are_as_long_as_the_limit_and_improve(searches, spy):
     """The limit moves linearly. The damped Fisher matrix, of every third step of all environments,
     measures half the square of the step. What is logged is what the steps were.
     """
     products = spy(trpo, "fisher_vector_product")
     limits = {"max_kl": 0.02, "max_kl_final": 0.06}
-    result = run_trpo(**REAL, **limits, fisher_every=3, cg_steps=4, cg_damping=0.01)
+    result = run_tiny(trpo, **REAL, **limits, fisher_every=3, cg_steps=4, cg_damping=0.01)
     assert [search["max_kl"] for search in searches] == pytest.approx([0.02, 0.03, 0.04, 0.05])
     assert len(products) == 4 * 5  # once more for the length of the step
     for i, search in enumerate(searches):
@@ -255,10 +255,10 @@ def test_steps_of_a_run_are_as_long_as_the_limit_and_improve(searches, run_trpo,
         assert logged == pytest.approx([s["stats"][name].item() for s in searches], rel=1e-4)
 
 
-def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
+def test_policy_and_value_are_trained_apart(searches, spy):
     """The line search leaves the value alone; its epochs, of every sample once, the policy."""
     updates = spy(trpo, "loss_and_grad")
-    result = run_trpo(update_epochs=3, total_timesteps=96, max_kl=0.04)
+    result = run_tiny(trpo, update_epochs=3, total_timesteps=96, max_kl=0.04)
     assert len(updates) == 3 * 3 * 4 and [search["max_kl"] for search in searches] == [0.04] * 3
     for i, search in enumerate(searches):
         for name, weight in search["before"].critic.state_dict().items():
@@ -271,27 +271,6 @@ def test_policy_and_value_are_trained_apart(searches, run_trpo, spy):
     assert min(moved.values()) > 1e-5, moved
     epochs = np.array([inputs[2].numpy() for inputs, _ in updates]).reshape(9, 4 * 8)
     assert (np.sort(epochs) == np.arange(32)).all() and len(np.unique(epochs, axis=0)) == 9
-
-
-@pytest.mark.parametrize("bootstrap, cut", [(True, 0), (False, 6)])
-def test_time_limits(bootstrap, cut, run_trpo, spy):
-    """Six episodes of five steps, which the limit ends; what followed them has a value."""
-    calls = spy(trpo, "gae")
-    limits = {"env_id": "Truncating-v0", "bootstrap_truncation": bootstrap}
-    run_trpo(**limits, norm_obs=False, total_timesteps=32)
-    [((_, values, following, terminations, dones, *_), _)] = calls
-    assert dones.sum() == 6 and terminations.sum() == cut
-    inside = dones[:-1] == 0
-    np.testing.assert_allclose(following[:-1][inside], values[1:][inside], atol=1e-6)
-    assert abs(following[dones == 1]).min() > 0
-
-
-@pytest.mark.e2e
-def test_compiled_is_eager(run_trpo):
-    runs = [run_trpo(compile=compiled, **REAL) for compiled in (True, False)]
-    one, other = (checkpoint_of(run["run_dir"])["agent"] for run in runs)
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-3)
 
 
 # -- what is refused --

@@ -3,12 +3,10 @@
 import copy
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 def copied(x):
@@ -64,6 +62,10 @@ def checkpoint_of(run_dir: Path) -> dict:
     return torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
+def weights_of(run_dir: Path) -> torch.Tensor:
+    return flat(checkpoint_of(run_dir)["agent"].values())
+
+
 def episodes_of(run_dir: Path) -> list[tuple[int, float, int]]:
     """(step, return, length) of every episode; the seconds differ from run to run."""
     with open(run_dir / "episodes.csv") as file:
@@ -106,54 +108,3 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 class Killed(BaseException):
     """Instead of a SIGKILL: no script catches it."""
-
-
-# -- what it did --
-class Watch:
-    """The rollouts of a script's runs from now on, and the optimizer steps that follow each.
-
-    Of a rollout: `agent`, a copy of the one that played; obs, actions, logprobs and values as
-    tensors (B, ...); rewards, next_values, terminations, dones and advantages as arrays (T, N);
-    `steps`, of which each has the minibatch `mb`, the diagnostics `stats`, and the gradient (P,).
-    """
-
-    def __init__(self, script, monkeypatch):
-        self.rollouts: list[SimpleNamespace] = []
-        evaluate_actions, gae = script.Agent.evaluate_actions, script.gae
-        ppo_loss = script.ppo_loss
-
-        def watched_evaluate(agent, obs, actions, *rest):
-            result = evaluate_actions(agent, obs, actions, *rest)
-            if not torch.is_grad_enabled():  # once an iteration, on the whole rollout
-                logprobs, _, values = copied(result)
-                seen = {"obs": copied(obs), "actions": copied(actions), "steps": []}
-                seen |= {"agent": copy.deepcopy(agent), "logprobs": logprobs, "values": values}
-                self.rollouts.append(SimpleNamespace(**seen))
-            return result
-
-        def watched_gae(rewards, values, next_values, terminations, dones, *discounts):
-            rollout = self.rollouts[-1]
-            rollout.rewards, rollout.next_values = rewards.copy(), next_values.copy()
-            rollout.terminations, rollout.dones = terminations.copy(), dones.copy()
-            advantages = gae(rewards, values, next_values, terminations, dones, *discounts)
-            rollout.advantages = advantages.copy()
-            return advantages
-
-        def watched_loss(newlogprob, entropy, newvalue, mb, clip_coef, args):
-            before = copied(mb)
-            loss, stats = ppo_loss(newlogprob, entropy, newvalue, mb, clip_coef, args)
-            self.rollouts[-1].steps.append(SimpleNamespace(mb=before, stats=copied(stats)))
-            return loss, stats
-
-        def before_step(optimizer, *_):
-            [group] = optimizer.param_groups
-            self.steps[-1].grad = flat(param.grad for param in group["params"])
-
-        monkeypatch.setattr(script.Agent, "evaluate_actions", watched_evaluate)
-        monkeypatch.setattr(script, "gae", watched_gae)
-        monkeypatch.setattr(script, "ppo_loss", watched_loss)
-        self.hook = register_optimizer_step_pre_hook(before_step)
-
-    @property
-    def steps(self) -> list[SimpleNamespace]:
-        return [step for rollout in self.rollouts for step in rollout.steps]
