@@ -7,7 +7,7 @@
 
 Run:    uv run ppo_multidiscrete.py --env-id LunarLanderContinuous-v3
 Watch:  uvx tensorboard --logdir runs
-Expect: returns of 187 to 202 after 500,000 steps (three seeds), three to nine minutes on one core
+Expect: returns of 187 to 202 after 500,000 steps (three seeds), in three to four minutes on a core
 Read:   beside ppo.py, down to the line of "=" below `train`. [D01] is the 37th of "The 37
         Implementation Details of PPO", [X04] one of its auxiliary details; [S01] is ours.
 Shapes: T steps of N environments make a batch of B = T * N samples; a minibatch has M of them.

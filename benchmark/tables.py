@@ -212,8 +212,8 @@ def front_section(name: str) -> str:
         seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
         mean, version = number(runs["final_return"].mean()), version_cell(runs)
         if name == "scripts":
-            task = f"{row['env']} {row['flags']}".rstrip()
-            training = f"{steps} steps, {time_cell(runs)}, {seeds}{version}"
+            task = f"{row['env']} {row['flags']}".rstrip() + version
+            training = f"{steps} steps, {time_cell(runs)}, {seeds}"
             rows.append([script, row["words"], row["environments"], task, mean, training, about])
             continue
         known = results.published(row["folder"], row["env"], first["total_timesteps"])
@@ -222,9 +222,8 @@ def front_section(name: str) -> str:
         known = (same if len(same) else known)["mean"]
         low, high = number(known.min()), number(known.max())
         theirs = f"{low if low == high else f'{low} to {high}'} ({row['by']})"
-        command = f"`{row['script']} {row['flags']}`".replace(" `", "`")
-        time = time_cell(runs) + version
-        rows.append([row["env"], command, steps, mean, str(len(runs)), theirs, time])
+        command = f"`{row['script']} {row['flags']}`".replace(" `", "`") + version
+        rows.append([row["env"], command, steps, mean, str(len(runs)), theirs, time_cell(runs)])
     if name == "scripts":
         head = ["script", "it adds", "environments", "for example", "score", "trained for", ""]
         return table(head, rows, left=7)
