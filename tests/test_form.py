@@ -371,9 +371,10 @@ def test_init_from_begins_with_weights_and_statistics_of_another_run(script, fin
 # -- configuration of a run --
 @each_text_of("check_runs")
 @pytest.mark.parametrize("how", ["resume", "evaluate"])
-def test_a_run_keeps_its_configuration(script, how, finished, everything_is_there):
+def test_a_run_keeps_its_configuration(script, how, finished, request):
     """Flag by flag: what does not change what is learned may differ, the rest may not."""
     run_dir = finished(script)
+    request.getfixturevalue("everything_is_there")  # after training, which has no GPU
     module, wrong = script.module, []
     checkpoint = checkpoint_of(run_dir)
     torch.save(checkpoint | {"iteration": 2}, run_dir / "checkpoint.pt")  # not finished
