@@ -191,11 +191,6 @@ def time_cell(runs: pd.DataFrame) -> str:
     return f"{time}, {', then '.join(part.rsplit(', ', 1)[-1] for part in parts)}"
 
 
-def version_cell(runs: pd.DataFrame) -> str:
-    """A word where an earlier version made the runs; all scripts have --init-from since 1.0."""
-    return "" if runs["args"].str.contains('"init_from"').all() else ", before 1.0"
-
-
 def front_section(name: str) -> str:
     """A table of front.csv: the scripts with a score of each, or results beside published ones."""
     front, rows = pd.read_csv(results.HERE / "front.csv", dtype=str, keep_default_na=False), []
@@ -210,9 +205,9 @@ def front_section(name: str) -> str:
         first = runs.iloc[0]
         steps = f"{round(first['total_timesteps'] / 1e6, 1):g}M"
         seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
-        mean, version = number(runs["final_return"].mean()), version_cell(runs)
+        mean = number(runs["final_return"].mean())
         if name == "scripts":
-            task = f"{row['env']} {row['flags']}".rstrip() + version
+            task = f"{row['env']} {row['flags']}".rstrip()
             training = f"{steps} steps, {time_cell(runs)}, {seeds}"
             rows.append([script, row["words"], row["environments"], task, mean, training, about])
             continue
@@ -222,7 +217,7 @@ def front_section(name: str) -> str:
         known = (same if len(same) else known)["mean"]
         low, high = number(known.min()), number(known.max())
         theirs = f"{low if low == high else f'{low} to {high}'} ({row['by']})"
-        command = f"`{row['script']} {row['flags']}`".replace(" `", "`") + version
+        command = f"`{row['script']} {row['flags']}`".replace(" `", "`")
         rows.append([row["env"], command, steps, mean, str(len(runs)), theirs, time_cell(runs)])
     if name == "scripts":
         head = ["script", "it adds", "environments", "for example", "score", "trained for", ""]

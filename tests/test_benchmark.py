@@ -460,14 +460,6 @@ def test_seeds_of_different_runs_are_refused(name, put):
         results.read_runs("variants")
 
 
-def test_the_front_page_says_which_runs_are_older_than_the_scripts(put):
-    put("classic", "CartPole-v1", "ppo", [1], threads=1, args='{"seed": 1, "init_from": null}')
-    put("lstm", "MaskedCartPole-v1", "memory", [2], threads=1, args='{"seed": 1}')
-    rows = tables.front_section("scripts").splitlines()
-    played = [row.split(" | ")[3] for row in rows if "CartPole-v1" in row]
-    assert played == ["CartPole-v1", "MaskedCartPole-v1, before 1.0"]
-
-
 def test_indices_of_the_study_are_the_largest_differences(put):
     """Published ones are the paper's, but for Hopper's ACLI: it prints 421, its means make 423."""
     means = {"ppo": 3000, "ppo_m": 2000, "ppo_noclip": 2500, "trpo": 1900, "trpo_plus": 2600}
